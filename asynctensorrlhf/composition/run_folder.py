@@ -1,0 +1,44 @@
+"""A run's folder: taken by one run, and what was asked for written into it.
+
+Knows the config file in it; does not know what else a run writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from asynctensorrlhf.composition.check import resolved_config
+from asynctensorrlhf.composition.errors import ConfigError
+
+
+def claim(run_dir: Path, cfg: DictConfig, *, is_resumed: bool) -> dict[str, Any]:
+    """Write the config into the folder and return it as plain data; only one run can do so.
+
+    A resumed run leaves `config.yaml` as it is and writes its own beside it.
+
+    Raises:
+        ConfigError: another run has claimed the folder.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    config = resolved_config(cfg)
+    text = OmegaConf.to_yaml(OmegaConf.create(config))
+    path = run_dir / "config.yaml"
+    if is_resumed and path.exists():
+        path = _free_name(run_dir)
+    try:
+        # exclusive creation is what makes the claim: of two runs that start at once, one fails here
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"output_dir={run_dir}: already holds a run; add resume=auto to go on, or choose another folder"
+        ) from error
+    return config
+
+
+def _free_name(run_dir: Path) -> Path:
+    taken = sum(1 for _ in run_dir.glob("config.resumed_*.yaml"))
+    return run_dir / f"config.resumed_{taken + 1}.yaml"

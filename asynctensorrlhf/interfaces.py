@@ -1,0 +1,179 @@
+"""The contracts between the parts, as protocols.
+
+Says what each part promises and who wakes whom; holds no behaviour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from asynctensorrlhf.types import (
+    GenerationRequest,
+    LossInputs,
+    LossOutput,
+    Prompt,
+    PromptRow,
+    RewardInputs,
+    Sample,
+    SampleGroup,
+    Ticket,
+    WeightSnapshot,
+)
+
+
+class BufferClosed(Exception):
+    """The buffer was closed; `__cause__` is the error that closed it, if one did. The only way out of a worker."""
+
+
+class PromptSource(Protocol):
+    """Rows and the order in which they are drawn: a pure function of the seed and the draw's index.
+
+    Attributes:
+        rows: every row, tokenised at load.
+        num_draws: draws until the data ends; None = never.
+        fingerprint: identity of rows and order; a resumed run compares it.
+    """
+
+    rows: Sequence[PromptRow]
+    num_draws: int | None
+    fingerprint: str
+
+    def row_id(self, draw: int) -> int:
+        """The row that draw number `draw` (from 0) takes."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that rewards and reports use."""
+
+    def __call__(self, text: Any, **options: Any) -> Any: ...
+
+    def decode(self, token_ids: Any, **options: Any) -> str: ...
+
+
+@runtime_checkable
+class RolloutEngine(Protocol):
+    """Turns requests into samples. Owned by one thread; owns its weights.
+
+    Between two `load` calls its output is a function of (weights, prompt, run seed, group_id, sample_index): not of
+    what else is in the batch, nor of what the trainer does meanwhile.
+    """
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request; its samples start in the next `step`."""
+        ...
+
+    def step(self) -> list[Sample]:
+        """Advance every running completion by a token; return those that finished."""
+        ...
+
+    def has_room(self) -> bool:
+        """Whether another request would start at once."""
+        ...
+
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running: `step` would do nothing."""
+        ...
+
+    def load(self, snapshot: WeightSnapshot) -> None:
+        """Take new weights between two steps; a missing, unknown or misshapen tensor is an error and changes nothing."""
+        ...
+
+    def close(self) -> None:
+        """Free what the engine holds; it can't be used again."""
+        ...
+
+
+class Buffer(Protocol):
+    """Admission, order and eviction of groups between rollout threads and the trainer. Thread-safe.
+
+    Conservation, at any time: admitted = trained + held + in flight + dropped.
+    """
+
+    def admit(self, wait: bool) -> Ticket | None:
+        """Leave to draw a prompt, or None when the bound is reached and `wait` is False.
+
+        Waits for: `advance`, `drop`, an eviction, or `close`. Raises BufferClosed once closed.
+        """
+        ...
+
+    def put(self, group: SampleGroup) -> None:
+        """Hand in the complete group of a ticket; never waits. Wakes `take`."""
+        ...
+
+    def drop(self, ticket: Ticket, reason: str) -> None:
+        """Give a ticket up; counted under `reason`. Wakes `admit` and `take`."""
+        ...
+
+    def take(self, num_groups: int) -> list[SampleGroup]:
+        """The next groups in order; fewer than asked only when the data has ended. Waits for `put` or `close`."""
+        ...
+
+    def advance(self, policy_version: int, discard_reason: str | None = None) -> None:
+        """The groups taken last are trained (or discarded for a reason) and `policy_version` is published. Wakes `admit`."""
+        ...
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Wake every wait with BufferClosed, caused by `error`. The first call counts."""
+        ...
+
+    def report(self) -> Mapping[str, Any]:
+        """Counts: drawn, trained, held, in_flight, dropped by reason."""
+        ...
+
+
+class Reward(Protocol):
+    """Scores completions from their ids, on their device, without a host synchronisation."""
+
+    def encode(self, rows: Sequence[PromptRow], tokenizer: Tokenizer) -> dict[str, Tensor]:
+        """Answer columns as tensors, first axis = row; called once at load. A bad answer is an error naming the row."""
+        ...
+
+    def __call__(self, batch: RewardInputs) -> Float[Tensor, " sample"]:
+        """One float32 score per sample; NaN = no score."""
+        ...
+
+
+class GroupAdvantage(Protocol):
+    """Advantages of complete groups."""
+
+    def __call__(self, rewards: Float[Tensor, "group sample"]) -> Float[Tensor, "group sample"]:
+        """One advantage per sample; exactly 0 for unscored samples and for groups without variance."""
+        ...
+
+
+class Loss(Protocol):
+    """A pure function of log-probabilities and advantages.
+
+    Attributes:
+        needs: names of the optional `LossInputs` it reads: `proximal_logprobs`, `ref_logprobs`, `keep_mask`.
+    """
+
+    needs: frozenset[str]
+
+    def keep_mask(
+        self,
+        log_ratio: Float[Tensor, "sample token"],
+        advantages: Float[Tensor, "sample token"],
+        loss_mask: Bool[Tensor, "sample token"],
+    ) -> Bool[Tensor, "sample token"]:
+        """Tokens of the whole optimizer batch that stay in the loss; called when `needs` holds `keep_mask`."""
+        ...
+
+    def __call__(self, inputs: LossInputs) -> LossOutput: ...
+
+
+class WeightReader(Protocol):
+    """The newest published weights."""
+
+    def latest(self) -> WeightSnapshot: ...
+
+
+class Prompts(Protocol):
+    """Hands out draws by ticket: draw i belongs to ticket i, whichever thread asks."""
+
+    def next(self, ticket: Ticket) -> Prompt: ...
