@@ -27,7 +27,7 @@ from asynctensorrlhf.rollout.engines.hf import HFEngine
 from asynctensorrlhf.rollout.scoring import Scorer
 from asynctensorrlhf.rollout.worker import RolloutWorker
 from asynctensorrlhf.trainer.evaluate import Evaluator
-from asynctensorrlhf.types import Prompt, Sample
+from asynctensorrlhf.types import GenerationRequest, Sample
 
 # evaluation has a seed of its own: the same random numbers for every run and every checkpoint
 EVALUATION_SEED = 1 << 32
@@ -107,9 +107,9 @@ def _evaluator(
 ) -> Evaluator:
     """Evaluation on the trained weights themselves: no copy, and only ever between two steps."""
 
-    def sample(prompts: Sequence[Prompt], *, greedy: bool) -> list[Sample]:
+    def sample(requests: Sequence[GenerationRequest], *, greedy: bool) -> list[Sample]:
         engine = HFEngine(model_or_path=model, greedy=greedy, **generation)  # type: ignore[arg-type]
-        return complete(engine, prompts, between_steps=stop_signals.check)
+        return complete(engine, requests, between_steps=stop_signals.check)
 
     def score(samples: Sequence[Sample]) -> Tensor:
         return scorer.rewards(samples)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+import yaml
+from omegaconf import DictConfig
 
 from asynctensorrlhf.composition.check import resolved_config
 from asynctensorrlhf.composition.errors import ConfigError
+from asynctensorrlhf.telemetry.masking import masked
 
 
 def claim(run_dir: Path, cfg: DictConfig, *, is_resumed: bool) -> dict[str, Any]:
@@ -23,8 +25,9 @@ def claim(run_dir: Path, cfg: DictConfig, *, is_resumed: bool) -> dict[str, Any]
         ConfigError: another run has claimed the folder.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    config = resolved_config(cfg)
-    text = OmegaConf.to_yaml(OmegaConf.create(config))
+    config = masked(resolved_config(cfg))
+    # not by OmegaConf: it would read a text like `a ${ b` as a broken reference
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
     path = run_dir / "config.yaml"
     if is_resumed and path.exists():
         path = _free_name(run_dir)

@@ -14,8 +14,13 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from asynctensorrlhf.composition.errors import ConfigError
 from asynctensorrlhf.data.prompt_data import PromptData
+from asynctensorrlhf.policy.gguf import plain_model_folder
 from asynctensorrlhf.policy.load import check_vocabulary, context_length
 from asynctensorrlhf.warm_start import tiny_llama_path
+
+
+# below the folder where the command was typed
+CONVERTED_MODELS = Path("outputs/models")
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,12 @@ def load_sources(cfg: DictConfig, checkpoint: Path | None) -> Sources:
     path = str(checkpoint or cfg.model.path or tiny_llama_path())
     options = {"trust_remote_code": cfg.model.trust_remote_code}
     try:
+        path = plain_model_folder(path, CONVERTED_MODELS)
         config = AutoConfig.from_pretrained(path, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"model.path={path}: no model or tokenizer there ({reason})") from error
+        raise ConfigError(f"model.path={path}: can't be loaded ({reason})") from error
     limit = context_length(config, tokenizer)
     if limit <= cfg.rollout.max_new_tokens:
         raise ConfigError(

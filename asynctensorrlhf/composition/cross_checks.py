@@ -1,0 +1,134 @@
+"""Combinations of values that cannot work, and those that probably should not.
+
+Knows what keys mean together; looks at keys that the chosen options have, never at the names of options.
+Each check is a function of plain resolved config data that raises ConfigError with the fix, or returns a warning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from asynctensorrlhf.composition.errors import ConfigError, show_value
+
+ABSENT = object()
+
+
+class Values:
+    """Resolved values by dotted path; an absent key is `ABSENT`, which equals nothing."""
+
+    def __init__(self, plain: Mapping[str, Any], raw_output_dir: str) -> None:
+        self._plain = plain
+        self.raw_output_dir = raw_output_dir
+
+    def __getitem__(self, path: str) -> Any:
+        node: Any = self._plain
+        for part in path.split("."):
+            if not isinstance(node, Mapping) or part not in node:
+                return ABSENT
+            node = node[part]
+        return node
+
+    def has(self, *paths: str) -> bool:
+        """Whether every key is there and not null."""
+        return all(self[path] is not ABSENT and self[path] is not None for path in paths)
+
+
+def buffer_holds_a_step(values: Values) -> None:
+    """A buffer smaller than a step deadlocks: the trainer waits for groups that are never admitted."""
+    if not values.has("buffer.capacity", "trainer.groups_per_step"):
+        return
+    capacity, needed = values["buffer.capacity"], values["trainer.groups_per_step"]
+    if capacity < needed:
+        raise ConfigError(
+            f"buffer.capacity={capacity}: the trainer would wait for ever; must be >= trainer.groups_per_step={needed}"
+        )
+
+
+def group_has_something_to_compare(values: Values) -> None:
+    """A group-relative advantage of a group of one is always 0."""
+    if values.has("advantage.adv_std") and values["rollout.group_size"] == 1:
+        raise ConfigError(
+            "rollout.group_size=1: every group-relative advantage would be 0 and nothing would be learnt; "
+            "use rollout.group_size >= 2"
+        )
+
+
+def minibatches_have_groups(values: Values) -> None:
+    """Each optimizer update of a step needs at least one group."""
+    if not values.has("trainer.minibatches_per_step", "trainer.groups_per_step"):
+        return
+    parts, groups = values["trainer.minibatches_per_step"], values["trainer.groups_per_step"]
+    if parts > groups:
+        raise ConfigError(f"trainer.minibatches_per_step={parts}: must be <= trainer.groups_per_step={groups}")
+
+
+def stop_tokens_are_ids(values: Values) -> None:
+    """Token ids are counted from 0."""
+    if values.has("rollout.stop_token_ids") and min(values["rollout.stop_token_ids"], default=0) < 0:
+        raise ConfigError(f"rollout.stop_token_ids={values['rollout.stop_token_ids']}: must be token ids >= 0")
+
+
+def betas_are_two_decay_rates(values: Values) -> None:
+    """Adam has two decay rates; 1 would never forget."""
+    if values.has("optim.betas"):
+        betas = values["optim.betas"]
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(f"optim.betas={betas}: must be two floats in [0, 1)")
+
+
+def constant_norm_has_its_divisor(values: Values) -> None:
+    """A constant divisor has no default that suits every length."""
+    if values["loss.aggregation"] == "seq_mean_token_sum_norm" and values["loss.loss_scale"] is None:
+        raise ConfigError(
+            "loss.loss_scale=null: loss.aggregation=seq_mean_token_sum_norm divides by it; "
+            "give a float > 0, for instance rollout.max_new_tokens"
+        )
+
+
+def template_is_given_once(values: Values) -> None:
+    """One of two templates would be ignored."""
+    if values.has("data.template", "data.template_file"):
+        raise ConfigError("data.template_file: data.template is given too; give one of them")
+
+
+def resume_has_something_to_resume(values: Values) -> None:
+    """`resume` names a checkpoint folder, or means one in a folder that does not change from start to start."""
+    resume = values["resume"]
+    if resume in (None, ABSENT):
+        return
+    if resume != "auto" and not Path(resume).is_dir():
+        raise ConfigError(f"resume={show_value(resume)}: no such folder; must be auto, a checkpoint folder or null")
+    if resume == "auto" and "${now:" in values.raw_output_dir:
+        raise ConfigError(
+            "resume=auto: output_dir is a new folder at every start, with nothing in it to resume; "
+            "add output_dir=<the folder of the run>"
+        )
+
+
+def mask_lies_outside_the_clip_range(values: Values) -> str | None:
+    """A mask inside the clip range drops tokens that the clip would have left alone."""
+    if not values.has("loss.ratio_sq_threshold", "loss.clip_eps_high"):
+        return None
+    root, clip = math.sqrt(values["loss.ratio_sq_threshold"]), 1 + values["loss.clip_eps_high"]
+    if root > clip:
+        return None
+    return (
+        f"loss.ratio_sq_threshold={values['loss.ratio_sq_threshold']}: masks ratios from {root:.4g}, which the clip at "
+        f"1 + loss.clip_eps_high = {clip:.4g} would keep; {clip**2:.4g} or more is usual"
+    )
+
+
+CHECKS: tuple[Callable[[Values], str | None], ...] = (
+    buffer_holds_a_step,
+    group_has_something_to_compare,
+    minibatches_have_groups,
+    stop_tokens_are_ids,
+    betas_are_two_decay_rates,
+    constant_norm_has_its_divisor,
+    template_is_given_once,
+    resume_has_something_to_resume,
+    mask_lies_outside_the_clip_range,
+)

@@ -1,0 +1,1 @@
+"""Prompt sources: what a run draws its prompts from."""
