@@ -29,6 +29,7 @@ class BufferClosed(Exception):
     """The buffer was closed; `__cause__` is the error that closed it, if one did. The only way out of a worker."""
 
 
+@runtime_checkable
 class PromptSource(Protocol):
     """Rows and the order in which they are drawn: a pure function of the seed and the draw's index.
 
@@ -47,6 +48,7 @@ class PromptSource(Protocol):
         ...
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that rewards and reports use."""
 
@@ -88,6 +90,7 @@ class RolloutEngine(Protocol):
         ...
 
 
+@runtime_checkable
 class Buffer(Protocol):
     """Admission, order and eviction of groups between rollout threads and the trainer. Thread-safe.
 
@@ -126,6 +129,7 @@ class Buffer(Protocol):
         ...
 
 
+@runtime_checkable
 class Reward(Protocol):
     """Scores completions from their ids, on their device, without a host synchronisation."""
 
@@ -138,6 +142,7 @@ class Reward(Protocol):
         ...
 
 
+@runtime_checkable
 class GroupAdvantage(Protocol):
     """Advantages of complete groups."""
 
@@ -146,6 +151,7 @@ class GroupAdvantage(Protocol):
         ...
 
 
+@runtime_checkable
 class Loss(Protocol):
     """A pure function of log-probabilities and advantages.
 
@@ -167,12 +173,14 @@ class Loss(Protocol):
     def __call__(self, inputs: LossInputs) -> LossOutput: ...
 
 
+@runtime_checkable
 class WeightReader(Protocol):
     """The newest published weights."""
 
     def latest(self) -> WeightSnapshot: ...
 
 
+@runtime_checkable
 class Prompts(Protocol):
     """Hands out draws by ticket: draw i belongs to ticket i, whichever thread asks."""
 

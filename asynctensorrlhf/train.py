@@ -5,23 +5,27 @@ Knows the course of a run and how it may end; does not know what its parts do.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from transformers.utils import logging as transformers_logging
 
 from asynctensorrlhf.composition.build import Parts, build
 from asynctensorrlhf.composition.dry_run import describe_dry_run
-from asynctensorrlhf.composition.jobs import SweepJob
+from asynctensorrlhf.composition.errors import ConfigError
 from asynctensorrlhf.composition.resume import ResumePoint, find_resume_point, set_rows_aside
 from asynctensorrlhf.composition.run_folder import claim
 from asynctensorrlhf.composition.sources import Sources, load_sources
 from asynctensorrlhf.composition.summary import headline, summarise
+from asynctensorrlhf.composition.sweep import SweepJob
 from asynctensorrlhf.orchestrator import stop_signals
 from asynctensorrlhf.orchestrator.stop_signals import Interrupted
 from asynctensorrlhf.telemetry.telemetry import Telemetry
 from asynctensorrlhf.telemetry.texts import decoded_pairs
+from asynctensorrlhf.telemetry.wandb_sink import resolve_mode
 from asynctensorrlhf.trainer.evaluate import Evaluator
 from asynctensorrlhf.trainer.progress import Progress
 
@@ -35,6 +39,10 @@ def run(cfg: DictConfig, run_dir: Path, sweep_job: SweepJob | None = None) -> di
         Exception: the first error of any part, with its own traceback; the summary is written.
     """
     stop_signals.reset()
+    if not sys.stderr.isatty():
+        # bars are for people who watch; in a file they are one long line
+        transformers_logging.disable_progress_bar()
+    check_logger(cfg.logger.mode)
     resume, notes = find_resume_point(cfg.resume, run_dir)
     sources = load_sources(cfg, resume.path if resume is not None else None)
     if cfg.dry_run:
@@ -55,6 +63,14 @@ def run(cfg: DictConfig, run_dir: Path, sweep_job: SweepJob | None = None) -> di
         for note in [*notes, *data_notes(sources)]:
             telemetry.note(note)
         return train(cfg, sources, resume, run_dir, telemetry)
+
+
+def check_logger(mode: str) -> None:
+    """Refuse `logger.mode=online` without a key before anything is loaded."""
+    try:
+        resolve_mode(mode)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def train(

@@ -110,7 +110,9 @@ class Orchestrator:
             try:
                 return self.trainer.run(take, self.publish)
             except BufferClosed as closed:
-                raise (closed.__cause__ or closed) from None
+                error = closed.__cause__ or closed
+            # out here, so that the error doesn't get `closed`, which it caused, as its context: a cycle
+            raise error
 
     def publish(self) -> int:
         """Hand out the trainer's weights under the next version; the version rises only when that succeeded."""

@@ -1,4 +1,4 @@
-"""Many prompts through one engine, to the end: for evaluation and library use.
+"""Many requests through one engine, to the end: for evaluation and library use.
 
 Knows the engine's contract; does not know what the samples are for.
 """
@@ -9,30 +9,28 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from asynctensorrlhf.interfaces import RolloutEngine
-from asynctensorrlhf.types import GenerationRequest, Prompt, Sample
+from asynctensorrlhf.types import GenerationRequest, Sample
 
 
 def complete(
     engine: RolloutEngine,
-    prompts: Sequence[Prompt],
+    requests: Sequence[GenerationRequest],
     *,
-    num_samples: int = 1,
     between_steps: Callable[[], None] = lambda: None,
 ) -> list[Sample]:
-    """`num_samples` completions of each prompt, ordered by prompt and sample index.
+    """All samples of all requests, ordered by request and sample index.
 
     Args:
         engine: idle; it is idle again afterwards.
-        prompts: with different group ids.
-        num_samples: per prompt.
+        requests: with different group ids.
         between_steps: called between two steps of the engine; may raise to stop.
     """
-    waiting = deque(prompts)
+    waiting = deque(requests)
     samples: list[Sample] = []
     while waiting or not engine.is_idle():
         between_steps()
         while waiting and engine.has_room():
-            engine.add(GenerationRequest(waiting.popleft(), num_samples))
+            engine.add(waiting.popleft())
         samples += engine.step()
-    place = {prompt.group_id: index for index, prompt in enumerate(prompts)}
+    place = {request.prompt.group_id: index for index, request in enumerate(requests)}
     return sorted(samples, key=lambda sample: (place[sample.prompt.group_id], sample.sample_index))

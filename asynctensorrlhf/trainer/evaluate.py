@@ -1,19 +1,21 @@
 """Accuracy on held-out prompts: the same draws and the same random numbers every time.
 
-Knows prompts and scores; gets a sampling callable and never sees an engine.
+Knows prompts and scores; gets sampling callables and never sees an engine.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from asynctensorrlhf.interfaces import PromptSource
-from asynctensorrlhf.types import Prompt, Sample, Ticket
+from asynctensorrlhf.types import GenerationRequest, Prompt, Sample, Ticket
 
-SampleFn = Callable[[Sequence[Prompt]], list[Sample]]
+SampleFn = Callable[[Sequence[GenerationRequest]], list[Sample]]
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,14 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Draws every held-out prompt once, sampled and greedy, and averages the reward.
+    """Completes every held-out draw, sampled and greedy, and averages the reward.
+
+    Draws of one row share its prefill, and its greedy completion counts once for each of them.
 
     Attributes:
         heldout: the prompts, drawn `heldout.num_draws` times.
-        sample: one completion per prompt, drawn at the training temperature.
-        sample_greedy: one completion per prompt, the most likely tokens.
+        sample: completions drawn at the training temperature.
+        sample_greedy: completions of the most likely tokens.
         score: one reward per sample; NaN is left out of the mean.
     """
 
@@ -43,12 +47,12 @@ class Evaluator:
     def __call__(self) -> Accuracy:
         """Run both evaluations."""
         assert self.heldout.num_draws is not None, "a held-out set is finite"
-        prompts = [
-            Prompt(draw, row_id, self.heldout.rows[row_id].prompt_ids, Ticket(draw, 0))
-            for draw in range(self.heldout.num_draws)
-            for row_id in [self.heldout.row_id(draw)]
-        ]
+        counts = Counter(self.heldout.row_id(draw) for draw in range(self.heldout.num_draws))
+        prompts = [Prompt(row, row, self.heldout.rows[row].prompt_ids, Ticket(row, 0)) for row in counts]
+        requests = [GenerationRequest(prompt, counts[prompt.row_id]) for prompt in prompts]
+        sampled = self.score(self.sample(requests))
+        greedy = self.score(self.sample_greedy([GenerationRequest(prompt, 1) for prompt in prompts]))
+        repeats = torch.tensor(list(counts.values()), device=greedy.device)
         return Accuracy(
-            sampled=float(self.score(self.sample(prompts)).nanmean()),
-            greedy=float(self.score(self.sample_greedy(prompts)).nanmean()),
+            sampled=float(sampled.nanmean()), greedy=float(greedy.repeat_interleave(repeats).nanmean())
         )

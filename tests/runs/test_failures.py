@@ -1,0 +1,112 @@
+"""Injected errors and exhausted inputs: bounded time, the right exit code, the cause on stderr, counts that add up."""
+
+import json
+import threading
+
+import pytest
+
+from tests.runs.running import is_conserved, train
+
+
+def write_rows(path, num_rows):
+    path.write_text("".join(json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(num_rows)))
+    return ("data=jsonl", f"data.path={path}", "data.num_epochs=1")
+
+
+def no_rollout_thread_is_left():
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_engine_that_fails_ends_the_run_with_its_message(tmp_path, capfd, mode):
+    run = train(
+        tmp_path / "run",
+        "engine=stub",
+        "engine.fail_at_step=9",
+        "engine.fail_message=the engine broke",
+        f"trainer.mode={mode}",
+        "trainer.num_steps=1000",
+    )
+    assert run.exit_code == 1
+    error = capfd.readouterr().err
+    assert "RuntimeError: the engine broke" in error
+    assert "rollout/worker.py" in error
+    summary = run.summary
+    assert summary["stop_reason"] == "error"
+    assert is_conserved(summary)
+    assert "the engine broke" in (run.folder / "train.log").read_text()
+    assert no_rollout_thread_is_left()
+
+
+def test_what_was_trained_before_a_worker_died_is_kept(tmp_path):
+    options = ("engine=stub", "engine.fail_at_step=40", "trainer.num_steps=1000", "trainer.checkpoint_every=null")
+    run = train(tmp_path / "run", *options)
+    num_steps = run.summary["num_steps"]
+    assert num_steps > 0
+    assert (run.folder / "checkpoints" / f"step_{num_steps}" / "COMPLETE").is_file()
+    again = train(tmp_path / "run", "engine=stub", f"trainer.num_steps={num_steps + 2}", "resume=auto")
+    assert again.exit_code == 0
+    assert is_conserved(again.summary)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("partial", [True, False])
+def test_data_that_ends_ends_the_run_as_configured(tmp_path, mode, partial):
+    run = train(tmp_path / "run", *write_rows(tmp_path / "a.jsonl", 6), f"trainer.mode={mode}", f"trainer.partial_batch={partial}")
+    summary = run.summary
+    assert run.exit_code == 0
+    assert summary["stop_reason"] == "data_ended"
+    assert summary["groups"]["drawn"] == 6
+    assert summary["groups"]["trained"] == (6 if partial else 4)
+    assert summary["groups"]["dropped"] == ({} if partial else {"data_ended": 2})
+    assert summary["num_steps"] == (2 if partial else 1)
+    assert is_conserved(summary)
+    assert (run.folder / "final" / "model.safetensors").is_file()
+    assert (run.folder / "checkpoints" / f"step_{summary['num_steps']}").is_dir()
+
+
+def test_every_prompt_is_trained_once_an_epoch(tmp_path):
+    run = train(tmp_path / "run", *write_rows(tmp_path / "a.jsonl", 8), "data.num_epochs=2", "trainer.num_steps=100")
+    prompts = [row["prompt"] for row in run.samples if row["sample_index"] == 0]
+    assert sorted(prompts[:8]) == sorted(prompts[8:]) == sorted(f"{i}+1=" for i in range(8))
+    assert prompts[:8] != prompts[8:]
+
+
+def test_fewer_rows_than_a_step_and_no_partial_batch_is_an_error_that_says_why(tmp_path, capfd):
+    run = train(tmp_path / "run", *write_rows(tmp_path / "a.jsonl", 3))
+    assert run.exit_code != 0
+    error = capfd.readouterr().err
+    assert "trainer.partial_batch" in error
+    assert "3" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    [
+        ("", ("data.path", "no")),
+        ('{"prompt": "1+1=", "answer": "2"}\n{"prompt": \n', (":2",)),
+        ('{"question": "1+1=", "Answer": "2"}\n', ("prompt", "question")),
+    ],
+)
+def test_bad_data_is_one_line_before_any_model_is_loaded(tmp_path, capfd, text, fragments):
+    (tmp_path / "a.jsonl").write_text(text)
+    run = train(tmp_path / "run", "data=jsonl", f"data.path={tmp_path / 'a.jsonl'}")
+    captured = capfd.readouterr()
+    assert run.exit_code == 2
+    assert len(captured.err.strip().split("\n")) == 1
+    assert all(fragment in captured.err for fragment in fragments), captured.err
+    assert "Loading weights" not in captured.err + captured.out
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_weights_do(tmp_path, capfd):
+    run = train(tmp_path / "run", "optim.lr=1e30", "trainer.num_steps=50", "trainer.max_skipped_steps=2")
+    assert run.exit_code == 1
+    assert "trainer.max_skipped_steps=2" in capfd.readouterr().err
+    assert is_conserved(run.summary)
+
+
+def test_a_run_that_cannot_learn_says_so(tmp_path, capfd):
+    # whole answers of a model that may only say one token are never right
+    train(tmp_path / "run", "rollout.max_new_tokens=1", "trainer.num_steps=6", "logger.health_window=3")
+    output = capfd.readouterr().out
+    assert "variance" in output
