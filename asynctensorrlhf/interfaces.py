@@ -52,9 +52,13 @@ class PromptSource(Protocol):
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that rewards and reports use."""
 
-    def __call__(self, text: Any, **options: Any) -> Any: ...
+    def __call__(self, text: Any, **options: Any) -> Any:
+        """Ids of one text or of a list of texts, under `input_ids`."""
+        ...
 
-    def decode(self, token_ids: Any, **options: Any) -> str: ...
+    def decode(self, token_ids: Any, **options: Any) -> Any:
+        """The text of ids."""
+        ...
 
 
 @runtime_checkable
@@ -82,7 +86,7 @@ class RolloutEngine(Protocol):
         ...
 
     def load(self, snapshot: WeightSnapshot) -> None:
-        """Take new weights between two steps; a missing, unknown or misshapen tensor is an error and changes nothing."""
+        """Take new weights between two steps; a tensor that is missing or misshapen is an error and changes nothing."""
         ...
 
     def close(self) -> None:
@@ -117,7 +121,7 @@ class Buffer(Protocol):
         ...
 
     def advance(self, policy_version: int, discard_reason: str | None = None) -> None:
-        """The groups taken last are trained (or discarded for a reason) and `policy_version` is published. Wakes `admit`."""
+        """What was taken is trained (or discarded for a reason) and `policy_version` is published. Wakes `admit`."""
         ...
 
     def close(self, error: BaseException | None = None) -> None:
@@ -157,9 +161,11 @@ class Loss(Protocol):
 
     Attributes:
         needs: names of the optional `LossInputs` it reads: `proximal_logprobs`, `ref_logprobs`, `keep_mask`.
+        sequences: which of them `global_num_sequences` counts: `trained`, those with a trained token, or `all`.
     """
 
     needs: frozenset[str]
+    sequences: str
 
     def keep_mask(
         self,
@@ -170,18 +176,24 @@ class Loss(Protocol):
         """Tokens of the whole optimizer batch that stay in the loss; called when `needs` holds `keep_mask`."""
         ...
 
-    def __call__(self, inputs: LossInputs) -> LossOutput: ...
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """The micro-batch's share of the loss and of its metrics."""
+        ...
 
 
 @runtime_checkable
 class WeightReader(Protocol):
     """The newest published weights."""
 
-    def latest(self) -> WeightSnapshot: ...
+    def latest(self) -> WeightSnapshot:
+        """Never waits for a publication in progress."""
+        ...
 
 
 @runtime_checkable
 class Prompts(Protocol):
     """Hands out draws by ticket: draw i belongs to ticket i, whichever thread asks."""
 
-    def next(self, ticket: Ticket) -> Prompt: ...
+    def next(self, ticket: Ticket) -> Prompt:
+        """The draw of a ticket."""
+        ...

@@ -162,10 +162,12 @@ class TrainBatch:
 
     @property
     def num_samples(self) -> int:
+        """Rows of `completion_ids`."""
         return self.completion_ids.shape[0]
 
     @property
     def completion_mask(self) -> Bool[Tensor, "sample token"]:
+        """True on sampled tokens."""
         positions = torch.arange(self.completion_ids.shape[1], device=self.completion_ids.device)
         return positions < self.completion_lengths[:, None]
 

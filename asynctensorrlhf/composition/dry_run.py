@@ -59,7 +59,7 @@ def _memory(cfg: DictConfig, sources: Sources) -> dict[str, Any]:
     config = sources.config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    longest = max(len(row.prompt_ids) for row in sources.data.train.rows) + cfg.rollout.max_new_tokens
+    longest = sources.longest_prompt + cfg.rollout.max_new_tokens
     slots = cfg.rollout.num_workers * cfg.rollout.max_concurrent
     kv_bytes = 2 * config.num_hidden_layers * num_heads * head_dim * longest * slots * 4
     logit_bytes = cfg.trainer.logprob_chunk_tokens * sources.num_token_ids * 4

@@ -18,7 +18,6 @@ from asynctensorrlhf.policy.gguf import plain_model_folder
 from asynctensorrlhf.policy.load import check_vocabulary, context_length
 from asynctensorrlhf.warm_start import tiny_llama_path
 
-
 # below the folder where the command was typed
 CONVERTED_MODELS = Path("outputs/models")
 
@@ -42,6 +41,12 @@ class Sources:
     num_token_ids: int
     context_length: int
     data: PromptData
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt, held-out ones included."""
+        held = self.data.heldout.rows if self.data.heldout is not None else ()
+        return max(len(row.prompt_ids) for row in (*self.data.train.rows, *held))
 
 
 def load_sources(cfg: DictConfig, checkpoint: Path | None) -> Sources:
@@ -73,6 +78,17 @@ def load_sources(cfg: DictConfig, checkpoint: Path | None) -> Sources:
             eval_draws=cfg.trainer.eval_draws,
             context_limit=limit - cfg.rollout.max_new_tokens,
         )
-        return Sources(path, config, tokenizer, check_vocabulary(tokenizer, config), limit, data)
+        sources = Sources(path, config, tokenizer, check_vocabulary(tokenizer, config), limit, data)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
+    _check_one_step(cfg, data)
+    return sources
+
+
+def _check_one_step(cfg: DictConfig, data: PromptData) -> None:
+    num_draws, needed = data.train.num_draws, cfg.trainer.groups_per_step
+    if num_draws is not None and num_draws < needed and not cfg.trainer.partial_batch:
+        raise ConfigError(
+            f"trainer.groups_per_step={needed}: the data ends after {num_draws} draws, before the first step; "
+            "lower it, set trainer.partial_batch=true, or draw the data more often"
+        )

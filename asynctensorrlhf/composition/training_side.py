@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, get_scheduler
 
+from asynctensorrlhf.composition.errors import ConfigError
 from asynctensorrlhf.composition.sources import Sources
 from asynctensorrlhf.policy.load import check_vocabulary, load_model, stop_token_ids
 from asynctensorrlhf.policy.policy import Policy
@@ -47,15 +48,18 @@ class TrainingSide:
 
 
 def build_training_side(cfg: DictConfig, sources: Sources, device: torch.device) -> TrainingSide:
-    """Load the model and put policy, optimizer and loss around it."""
+    """Load the model and put policy, optimizer and loss around it.
+
+    Raises:
+        ConfigError: the model can't be loaded, or computes what is not supported.
+    """
     # Accelerate would choose a device of its own
     os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     accelerator = Accelerator(
         cpu=device.type == "cpu", mixed_precision="bf16" if cfg.model.dtype == "bfloat16" else "no"
     )
-    model = load_model(sources.model_path, trust_remote_code=cfg.model.trust_remote_code).to(device)
-    check_vocabulary(sources.tokenizer, model)
-    check_support(model, num_positions=sources.context_length)
+    model = _load(cfg, sources)
+    model.to(device)  # type: ignore[arg-type]
     policy = Policy(
         model=model,
         temperature=cfg.rollout.temperature,
@@ -83,14 +87,25 @@ def build_training_side(cfg: DictConfig, sources: Sources, device: torch.device)
     )
 
 
+def _load(cfg: DictConfig, sources: Sources) -> PreTrainedModel:
+    try:
+        model = load_model(sources.model_path, trust_remote_code=cfg.model.trust_remote_code)
+        check_vocabulary(sources.tokenizer, model)
+        check_support(model, num_positions=sources.longest_prompt + cfg.rollout.max_new_tokens)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    return model
+
+
 def _scheduler(cfg: DictConfig, optimizer: Optimizer) -> LRScheduler:
     # counted in optimizer updates, never in micro-batches or processes: not prepared by Accelerate
-    return get_scheduler(
+    scheduler: LRScheduler = get_scheduler(
         "constant_with_warmup" if cfg.optim.schedule == "constant" else cfg.optim.schedule,
         optimizer,
         num_warmup_steps=cfg.optim.num_warmup_updates,
         num_training_steps=cfg.trainer.num_steps * cfg.trainer.epochs_per_step * cfg.trainer.minibatches_per_step,
     )
+    return scheduler
 
 
 def _update(

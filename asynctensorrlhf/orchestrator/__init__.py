@@ -1,0 +1,1 @@
+"""Start, supervise, stop; tickets to prompts; versions; signals."""

@@ -23,13 +23,17 @@ StopReason = Literal["completed", "data_ended"]
 class Trainer(Protocol):
     """The loop of the main thread: calls `take` for groups, updates, and calls `publish` once a step."""
 
-    def run(self, take: Callable[[int], list[SampleGroup]], publish: Callable[[], int]) -> StopReason: ...
+    def run(self, take: Callable[[int], list[SampleGroup]], publish: Callable[[], int]) -> StopReason:
+        """Step to the end; raises what `take` raises."""
+        ...
 
 
 class SupervisedBuffer(Buffer, Protocol):
     """A buffer that can also say whether `take` would return at once."""
 
-    def can_take(self, num_groups: int) -> bool: ...
+    def can_take(self, num_groups: int) -> bool:
+        """Whether `take` would return without waiting."""
+        ...
 
 
 class Orchestrator:

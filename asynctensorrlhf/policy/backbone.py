@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicLayer
 
 
 class Backbone:
@@ -28,6 +28,7 @@ class Backbone:
 
     @property
     def num_layers(self) -> int:
+        """Layers with keys and values."""
         return int(self.config.num_hidden_layers)
 
     @property
@@ -62,7 +63,8 @@ class Backbone:
         cache = DynamicCache()
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         hidden = self(input_ids, position_ids=positions, cache=cache)
-        return hidden, [layer.keys for layer in cache.layers], [layer.values for layer in cache.layers]
+        layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
+        return hidden, [_present(layer.keys) for layer in layers], [_present(layer.values) for layer in layers]
 
     def decode(
         self,
@@ -72,7 +74,10 @@ class Backbone:
         cache: Cache,
     ) -> Float[Tensor, "row hidden"]:
         """One token a row at its own position."""
-        hidden = self(
-            last_tokens[:, None], position_ids=positions[:, None], attention_mask=attention_mask, cache=cache
-        )
+        hidden = self(last_tokens[:, None], position_ids=positions[:, None], attention_mask=attention_mask, cache=cache)
         return hidden[:, 0]
+
+
+def _present(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "a layer that has seen tokens holds keys and values"
+    return tensor

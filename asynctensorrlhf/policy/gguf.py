@@ -55,8 +55,7 @@ def _convert(source: Path, target: Path) -> None:
     """Dequantise to float32 and save; the folder appears whole or not at all."""
     if importlib.util.find_spec("gguf") is None:
         raise ValueError(f"model.path={source}: reading it needs the package gguf: pip install gguf")
-    options = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
-    quantised = AutoModelForCausalLM.from_pretrained(**options, dtype=torch.float32)
+    quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     config = quantised.config
     # a model that remembers having been quantised refuses to be saved
     del config.quantization_config
@@ -67,5 +66,5 @@ def _convert(source: Path, target: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     model.generation_config = quantised.generation_config
     model.save_pretrained(partial)
-    AutoTokenizer.from_pretrained(**options).save_pretrained(partial)
+    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(partial)
     partial.rename(target)

@@ -1,0 +1,1 @@
+"""Generation: engines, sampling, assembling, scoring, the rollout loop."""

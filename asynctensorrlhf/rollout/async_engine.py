@@ -25,7 +25,9 @@ from asynctensorrlhf.types import GenerationRequest, Prompt, Sample, Ticket
 class ExperienceSink(Protocol):
     """What experiences are pushed into, such as a `BoundedReplayBuffer`."""
 
-    def push(self, exp: Any) -> Any: ...
+    def push(self, exp: Any) -> Any:
+        """Take one experience."""
+        ...
 
 
 @dataclass(frozen=True)

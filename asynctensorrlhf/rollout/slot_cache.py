@@ -28,9 +28,11 @@ class SlotLayer(CacheLayerMixin):
     """Keys and values of one layer, `[slot, head, column, feature]`; a step writes one column a row."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, num_slots: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_slots = num_slots
         self.columns: Int[Tensor, " row"] | None = None
         self.num_columns = 0

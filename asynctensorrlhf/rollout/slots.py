@@ -55,10 +55,12 @@ class Slots:
 
     @property
     def num_live(self) -> int:
+        """Rows in use."""
         return len(self.running)
 
     @property
     def num_free(self) -> int:
+        """Rows that a new completion could take."""
         return self.num_slots - len(self.running)
 
     @property

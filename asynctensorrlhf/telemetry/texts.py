@@ -39,4 +39,5 @@ def decoded_pairs(
 
 def _decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     # Clean-up of spaces rewrites text across the border: "is ." becomes "is.".
-    return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    text: str = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text

@@ -1,0 +1,1 @@
+"""Training: the loop, updates, checkpoints, evaluation."""

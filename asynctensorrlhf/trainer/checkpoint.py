@@ -84,7 +84,7 @@ def check_checkpoint(path: Path) -> None:
         read_state(path)
         torch.load(path / "optimizer.pt", map_location="meta", weights_only=True)
         _check_weights(path)
-    except Exception as error:  # noqa: BLE001 - every way in which a torn file fails means the same
+    except Exception as error:  # every way in which a torn file fails means the same
         raise ValueError(f"{path}: damaged checkpoint ({type(error).__name__}: {error})") from error
 
 

@@ -53,6 +53,4 @@ class Evaluator:
         sampled = self.score(self.sample(requests))
         greedy = self.score(self.sample_greedy([GenerationRequest(prompt, 1) for prompt in prompts]))
         repeats = torch.tensor(list(counts.values()), device=greedy.device)
-        return Accuracy(
-            sampled=float(sampled.nanmean()), greedy=float(greedy.repeat_interleave(repeats).nanmean())
-        )
+        return Accuracy(sampled=float(sampled.nanmean()), greedy=float(greedy.repeat_interleave(repeats).nanmean()))

@@ -24,14 +24,18 @@ StopReason = Literal["completed", "data_ended"]
 class MeteredBuffer(Buffer, Protocol):
     """A buffer that reports its own numbers."""
 
-    def metrics(self) -> dict[str, float]: ...
+    def metrics(self) -> dict[str, float]:
+        """Numbers named `buffer/...`."""
+        ...
 
 
 class Versions(Protocol):
     """Counts publications."""
 
     @property
-    def current(self) -> int: ...
+    def current(self) -> int:
+        """The newest."""
+        ...
 
 
 class Stopwatch:
@@ -160,7 +164,8 @@ class TrainerWorker:
         if self.evaluator is not None and is_due and progress.num_steps < self.num_steps:
             accuracy = self.evaluator()
             self.telemetry.note(
-                f"step {progress.num_steps}: held-out accuracy {accuracy.sampled:.3f} sampled, {accuracy.greedy:.3f} greedy"
+                f"step {progress.num_steps}: held-out accuracy {accuracy.sampled:.3f} sampled, "
+                f"{accuracy.greedy:.3f} greedy"
             )
 
     def _save_if_due(self) -> None:

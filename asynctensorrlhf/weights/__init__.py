@@ -1,0 +1,1 @@
+"""Published weights for engines to read."""

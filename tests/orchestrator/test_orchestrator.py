@@ -1,4 +1,3 @@
-import threading
 import traceback
 
 import pytest
@@ -63,9 +62,7 @@ def make_run(*, engines, mode="async", before_sync=lambda version: None, reward=
         reward=reward or (lambda batch: torch.zeros(len(batch.row_ids))), answers={}, advantage=zero_advantage
     )
     workers = [
-        RolloutWorker(
-            engine=engine, buffer=buffer, prompts=prompts, weights=store, scorer=scorer, group_size=2
-        )
+        RolloutWorker(engine=engine, buffer=buffer, prompts=prompts, weights=store, scorer=scorer, group_size=2)
         for engine in engines
     ]
     loop = TakingTrainer(buffer, **trainer)
@@ -109,9 +106,7 @@ def test_groups_are_trained_in_the_order_of_admission(mode):
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
 def test_no_group_is_older_than_the_bound_with_stragglers_and_four_workers(max_staleness):
-    engines = [
-        StubEngine(seed=seed, straggler_fraction=0.3, mean_delay_s=1e-4, max_concurrent=4) for seed in range(4)
-    ]
+    engines = [StubEngine(seed=seed, straggler_fraction=0.3, mean_delay_s=1e-4, max_concurrent=4) for seed in range(4)]
     orchestrator, loop, buffer = make_run(engines=engines, max_staleness=max_staleness, num_steps=20)
     assert train(orchestrator) == "completed"
     for place, group in enumerate(loop.taken):
@@ -169,8 +164,8 @@ def test_weights_are_synced_once_a_step_with_rising_versions():
 
 def test_a_worker_waits_for_room_and_leaves_when_the_buffer_closes():
     orchestrator, _, buffer = make_run(engines=[StubEngine()])
-    with pytest.raises(BufferClosed), orchestrator as run:
-        threading.Event().wait(0.01)
+    with orchestrator as run:
         buffer.close()
-        run.trainer.run(buffer.take, run.publish)
+        with pytest.raises(BufferClosed):
+            run.train()
     check_nothing_is_left(orchestrator, buffer)

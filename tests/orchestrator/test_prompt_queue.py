@@ -169,18 +169,23 @@ def test_threads_with_event_loops_of_their_own_share_a_queue():
 
 
 def test_a_cancelled_get_takes_nothing_and_leaves_nothing_behind():
+    errors = []
+
     async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
         queue = PromptQueue()
         for _ in range(5):
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(queue.get(), 0.001)
         num_waiters = len(queue._waiters)
         await queue.put("x")
+        await asyncio.sleep(0)
         return num_waiters, await asyncio.wait_for(queue.get(), LIMIT_S)
 
     num_waiters, value = asyncio.run(main())
     assert num_waiters <= 1
     assert value == "x"
+    assert not errors
 
 
 def test_a_waiter_whose_loop_is_gone_does_not_disturb_others():

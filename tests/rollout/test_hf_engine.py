@@ -62,7 +62,8 @@ def test_every_eos_id_ends_a_completion_and_is_kept():
 
 
 def test_added_stop_ids_end_completions_too():
-    samples = run_engine(make_engine(make_model("llama"), stop_token_ids=tuple(range(0, VOCABULARY, 2))), make_prompts(8))
+    even = tuple(range(0, VOCABULARY, 2))
+    samples = run_engine(make_engine(make_model("llama"), stop_token_ids=even), make_prompts(8))
     assert all((sample.completion_ids[:-1] % 2 == 1).all() for sample in samples.values())
     assert any(sample.finish_reason == "stop" for sample in samples.values())
 
@@ -103,8 +104,9 @@ def test_tokens_carry_the_version_whose_weights_made_them(family, kv):
     for sample in finished:
         versions = sample.token_versions.tolist()
         assert versions == [0] * 6 + [7] * 6
-        torch.testing.assert_close(sample.behaviour_logprobs[:6], plain_logprobs(old, sample, 1.0)[:6], rtol=0, atol=1e-4)
-        is_fresh = torch.allclose(sample.behaviour_logprobs[6:], plain_logprobs(new, sample, 1.0)[6:], atol=1e-4)
+        by_old, by_new = plain_logprobs(old, sample, 1.0), plain_logprobs(new, sample, 1.0)
+        torch.testing.assert_close(sample.behaviour_logprobs[:6], by_old[:6], rtol=0, atol=1e-4)
+        is_fresh = torch.allclose(sample.behaviour_logprobs[6:], by_new[6:], atol=1e-4)
         assert is_fresh == (kv == "recompute")
 
 

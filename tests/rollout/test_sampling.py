@@ -29,7 +29,8 @@ def test_a_token_without_probability_is_never_drawn_at_the_ends_of_the_unit_inte
 
 def test_ids_beyond_the_tokenizer_are_not_drawn_even_when_they_are_most_likely():
     logits = torch.tensor([[0.0, 0.0, 50.0]])
-    sampled, logprobs = sample_tokens(logits, torch.tensor([0.9], dtype=torch.float64), temperature=1.0, num_token_ids=2)
+    uniforms = torch.tensor([0.9], dtype=torch.float64)
+    sampled, logprobs = sample_tokens(logits, uniforms, temperature=1.0, num_token_ids=2)
     greedy, _ = sample_tokens(logits, None, temperature=1.0, num_token_ids=2)
     assert sampled.item() == 1
     assert greedy.item() == 0

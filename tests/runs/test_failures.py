@@ -4,6 +4,7 @@ import json
 import threading
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.runs.running import is_conserved, train
 
@@ -52,7 +53,12 @@ def test_what_was_trained_before_a_worker_died_is_kept(tmp_path):
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("partial", [True, False])
 def test_data_that_ends_ends_the_run_as_configured(tmp_path, mode, partial):
-    run = train(tmp_path / "run", *write_rows(tmp_path / "a.jsonl", 6), f"trainer.mode={mode}", f"trainer.partial_batch={partial}")
+    run = train(
+        tmp_path / "run",
+        *write_rows(tmp_path / "a.jsonl", 6),
+        f"trainer.mode={mode}",
+        f"trainer.partial_batch={partial}",
+    )
     summary = run.summary
     assert run.exit_code == 0
     assert summary["stop_reason"] == "data_ended"
@@ -84,7 +90,7 @@ def test_fewer_rows_than_a_step_and_no_partial_batch_is_an_error_that_says_why(t
     ("text", "fragments"),
     [
         ("", ("data.path", "no")),
-        ('{"prompt": "1+1=", "answer": "2"}\n{"prompt": \n', (":2",)),
+        ('{"prompt": "1+1=", "answer": "2"}\n{"prompt": \n', ("a.jsonl", "line 2")),
         ('{"question": "1+1=", "Answer": "2"}\n', ("prompt", "question")),
     ],
 )
@@ -98,15 +104,38 @@ def test_bad_data_is_one_line_before_any_model_is_loaded(tmp_path, capfd, text, 
     assert "Loading weights" not in captured.err + captured.out
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_before_the_weights_do(tmp_path, capfd):
-    run = train(tmp_path / "run", "optim.lr=1e30", "trainer.num_steps=50", "trainer.max_skipped_steps=2")
+def write_loss_option(folder, fail_from):
+    """A loss of the user's own, in the user's own config folder."""
+    (folder / "loss").mkdir()
+    option = {"clip_eps_low": 0.2, "clip_eps_high": 0.2, "fail_from": fail_from}
+    target = {"_target_": "tests.runs.broken_loss.BrokenLoss"}
+    (folder / "loss" / "broken.yaml").write_text(json.dumps(target | option))
+    return ("--config-dir", str(folder), "loss=broken")
+
+
+def test_a_loss_that_stays_non_finite_stops_the_run_with_good_weights(tmp_path, capfd):
+    options = ("trainer.num_steps=50", "trainer.max_skipped_steps=2", "trainer.checkpoint_every=1")
+    run = train(tmp_path / "run", *write_loss_option(tmp_path, fail_from=3), *options)
     assert run.exit_code == 1
-    assert "trainer.max_skipped_steps=2" in capfd.readouterr().err
-    assert is_conserved(run.summary)
+    error = capfd.readouterr().err
+    assert "the loss is nan" in error
+    assert "trainer.max_skipped_steps=2" in error
+    summary = run.summary
+    assert summary["groups"]["dropped"] == {"non_finite_update": 8}
+    assert is_conserved(summary)
+    newest = max((run.folder / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
+    weights = load_file(newest / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_a_loss_that_is_not_finite_once_is_skipped_and_counted(tmp_path):
+    run = train(tmp_path / "run", *write_loss_option(tmp_path, fail_from=None))
+    assert run.exit_code == 0
+    assert run.metrics[-1]["train/num_skipped_updates"] == 1
+    assert run.summary["groups"]["dropped"] == {"non_finite_update": 4}
 
 
 def test_a_run_that_cannot_learn_says_so(tmp_path, capfd):
-    # whole answers of a model that may only say one token are never right
-    train(tmp_path / "run", "rollout.max_new_tokens=1", "trainer.num_steps=6", "logger.health_window=3")
-    output = capfd.readouterr().out
-    assert "variance" in output
+    options = ("engine=stub", "engine.script=[[7,2]]", "trainer.num_steps=6", "logger.health_window=3")
+    train(tmp_path / "run", *options)
+    assert "no group had any reward variance" in capfd.readouterr().err

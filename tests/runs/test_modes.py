@@ -20,7 +20,9 @@ def test_asynchronous_without_staleness_is_the_synchronous_run_bit_for_bit(synch
 
 def test_a_synchronous_run_repeats_itself_from_another_folder_with_other_logging(synchronous, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = train(tmp_path / "run", "trainer.mode=sync", "logger.print_every=1", "trainer.eval_draws=8", "trainer.eval_every=2")
+    run = train(
+        tmp_path / "run", "trainer.mode=sync", "logger.print_every=1", "trainer.eval_draws=8", "trainer.eval_every=2"
+    )
     assert_same_run(synchronous, run)
 
 
@@ -118,5 +120,7 @@ def test_held_out_accuracy_is_that_of_the_first_and_of_the_last_weights(tmp_path
 def test_bfloat16_compute_keeps_float32_weights(tmp_path):
     run = train(tmp_path / "run", "model.dtype=bfloat16", "trainer.diagnostics_every=1", "trainer.num_steps=2")
     assert run.exit_code == 0
-    assert {tensor.dtype.is_floating_point and str(tensor.dtype) for tensor in run.weights.values()} == {"torch.float32"}
+    assert {tensor.dtype.is_floating_point and str(tensor.dtype) for tensor in run.weights.values()} == {
+        "torch.float32"
+    }
     assert run.metrics[0]["ratio/mean"] == pytest.approx(1, abs=1e-2)

@@ -122,7 +122,9 @@ def test_a_signal_while_the_trainer_waits_for_a_slow_engine_ends_the_run(tmp_pat
 def test_rows_past_the_checkpoint_are_moved_aside(tmp_path):
     folder = tmp_path / "run"
     options = ("trainer.checkpoint_every=2", "trainer.mode=sync")
-    code, output = signal_at_step(start(folder, *options, "trainer.num_steps=100000", "logger.print_every=1"), 3, signal.SIGKILL)
+    code, output = signal_at_step(
+        start(folder, *options, "trainer.num_steps=100000", "logger.print_every=1"), 3, signal.SIGKILL
+    )
     assert code == -signal.SIGKILL, output
     run = train(folder, *options, "trainer.num_steps=6", "resume=auto")
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]

@@ -46,7 +46,11 @@ def test_checkpoints_are_ordered_by_number_and_other_names_ignored(tmp_path):
 
 
 DAMAGES = [
-    *((name, damage) for name in ("state.json", "optimizer.pt", "model.safetensors") for damage in ("deleted", "emptied", "torn")),
+    *(
+        (name, damage)
+        for name in ("state.json", "optimizer.pt", "model.safetensors")
+        for damage in ("deleted", "emptied", "torn")
+    ),
     *((name, damage) for name in ("COMPLETE", "config.json") for damage in ("deleted", "emptied")),
 ]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asynctensorrlhf.policy.backbone import Backbone
-from asynctensorrlhf.policy.load import load_model
+from asynctensorrlhf.policy.load import load_model, num_embeddings
 from asynctensorrlhf.policy.load import stop_token_ids as stop_token_ids_of
 from asynctensorrlhf.rollout.engines.weights import EngineWeights
 from asynctensorrlhf.rollout.sampling import draw_uniforms, sample_tokens
@@ -47,6 +47,7 @@ class WaitingGroup:
 
     @property
     def num_waiting(self) -> int:
+        """Samples without a slot."""
         return self.request.num_samples - self.next_index
 
 
@@ -94,13 +95,13 @@ class HFEngine:
     ) -> None:
         if not temperature > 0:
             raise ValueError(f"rollout.temperature must be > 0, got {temperature}")
-        model = model_or_path if isinstance(model_or_path, PreTrainedModel) else load_model(model_or_path)
+        model = model_or_path if isinstance(model_or_path, PreTrainedModel) else load_model(str(model_or_path))
         if device is not None:
             model.to(device)  # type: ignore[arg-type]
         self.device = model.device
         self.max_new_tokens, self.temperature, self.seed = max_new_tokens, temperature, seed
         self.kv, self.dtype, self.greedy = kv, dtype, greedy
-        self.num_token_ids = num_token_ids or model.get_input_embeddings().weight.shape[0]
+        self.num_token_ids = num_token_ids or num_embeddings(model)
         self.weights = EngineWeights(model, dtype=dtype)
         self.backbone = Backbone(model)
         stops = stop_token_ids_of(model) if stop_token_ids is None else stop_token_ids
@@ -231,9 +232,7 @@ class HFEngine:
 
     def _draw(self, rows: slice, logits: Float[Tensor, "row vocab"]) -> list[int]:
         uniforms = None if self.greedy else self.slots.next_uniforms(rows)
-        ids, logprobs = sample_tokens(
-            logits, uniforms, temperature=self.temperature, num_token_ids=self.num_token_ids
-        )
+        ids, logprobs = sample_tokens(logits, uniforms, temperature=self.temperature, num_token_ids=self.num_token_ids)
         return self.slots.append(rows, ids, logprobs, self.policy_version)
 
     def _pop(self, first_row: int, endings: list[int]) -> list[Sample]:

@@ -25,7 +25,7 @@ class EngineWeights:
 
     def __init__(self, model: PreTrainedModel, *, dtype: Literal["float32", "bfloat16"]) -> None:
         self.model = model
-        embedding = model.get_input_embeddings().weight
+        embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         head = model.get_output_embeddings()
         is_tied = head.weight is embedding
         if dtype == "bfloat16":
@@ -33,7 +33,7 @@ class EngineWeights:
                 head.weight = nn.Parameter(embedding.detach().clone(), requires_grad=False)
             _store_linear_layers_in(model, torch.bfloat16)
         persistent = set(model.state_dict())
-        tensors = dict(model.named_parameters())
+        tensors: dict[str, Tensor] = dict(model.named_parameters())
         tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
         self.places: dict[str, list[Tensor]] = {name: [tensor] for name, tensor in tensors.items()}
         if is_tied and head.weight is not embedding:

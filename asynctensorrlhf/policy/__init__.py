@@ -1,0 +1,1 @@
+"""The trained model: loading, log-probabilities, packing."""

@@ -1,0 +1,34 @@
+"""A loss that a user might have written: PPO that turns NaN from some call on, or at its second call only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from asynctensorrlhf.losses.ppo import PPO
+
+
+class BrokenLoss:
+    """Delegates to PPO; `fail_from` counts calls from 1, None: only the second fails."""
+
+    needs: frozenset[str] = frozenset()
+    sequences = "trained"
+
+    def __init__(self, *, clip_eps_low, clip_eps_high, fail_from):
+        self.ppo = PPO(
+            clip_eps_low=clip_eps_low,
+            clip_eps_high=clip_eps_high,
+            dual_clip=None,
+            aggregation="token_mean",
+            sequences="trained",
+            loss_scale=None,
+        )
+        self.fail_from, self.num_calls = fail_from, 0
+
+    def keep_mask(self, log_ratio, advantages, loss_mask):
+        raise NotImplementedError
+
+    def __call__(self, inputs):
+        self.num_calls += 1
+        output = self.ppo(inputs)
+        is_broken = self.num_calls == 2 if self.fail_from is None else self.num_calls >= self.fail_from
+        return replace(output, loss=output.loss * float("nan")) if is_broken else output
