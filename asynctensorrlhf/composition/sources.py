@@ -10,12 +10,12 @@ from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from asynctensorrlhf.composition.errors import ConfigError
 from asynctensorrlhf.data.prompt_data import PromptData
 from asynctensorrlhf.policy.gguf import plain_model_folder
-from asynctensorrlhf.policy.load import check_vocabulary, context_length
+from asynctensorrlhf.policy.load import check_vocabulary, context_length, load_tokenizer
 from asynctensorrlhf.warm_start import tiny_llama_path
 
 # below the folder where the command was typed
@@ -61,7 +61,7 @@ def load_sources(cfg: DictConfig, checkpoint: Path | None) -> Sources:
     try:
         path = plain_model_folder(path, CONVERTED_MODELS)
         config = AutoConfig.from_pretrained(path, **options)
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        tokenizer = load_tokenizer(path, **options)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"model.path={path}: can't be loaded ({reason})") from error

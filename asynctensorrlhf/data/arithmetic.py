@@ -14,6 +14,7 @@ import torch
 from asynctensorrlhf.data.order import epoch_order, fingerprint
 from asynctensorrlhf.data.prompt_data import PromptData
 from asynctensorrlhf.data.prompt_ids import PromptTokenizer, plain_ids
+from asynctensorrlhf.data.template import Template, load_template
 from asynctensorrlhf.types import PromptRow
 
 _DIGITS = (range(10), range(10, 100))
@@ -56,6 +57,8 @@ def arithmetic(
     context_limit: int,
     num_draws: int | None,
     heldout_fraction: float,
+    max_digits: int = 2,
+    template: str | None = None,
 ) -> PromptData:
     """Prompts `a+b=`, their answer in column `answer`; held-out pairs and draws are the same for every seed.
 
@@ -66,15 +69,22 @@ def arithmetic(
         context_limit: tokens that the model's context leaves for a prompt.
         num_draws: draws until the data ends; None: never.
         heldout_fraction: share of the pairs held out within each class, in [0, 1); 0: no evaluation.
+        max_digits: of an operand, 1 or 2.
+        template: text that holds `{prompt}` once, such as worked examples before it; None: the sum alone.
 
     Raises:
-        ValueError: the fraction is out of range, or a prompt is longer than the context allows.
+        ValueError: a value is out of range, the template has no place for the prompt, or a prompt is longer than the
+            context allows.
     """
     if not 0 <= heldout_fraction < 1:
         raise ValueError(f"data.heldout_fraction must be in [0, 1), got {heldout_fraction}")
-    classes = [list(product(*digits)) for digits in product(_DIGITS, _DIGITS)]
+    if not 1 <= max_digits <= len(_DIGITS):
+        raise ValueError(f"data.max_digits must be 1 or {len(_DIGITS)}, got {max_digits}")
+    frame = load_template(template=template, template_file=None, prompt_column="prompt")
+    operands = _DIGITS[:max_digits]
+    classes = [list(product(*digits)) for digits in product(operands, operands)]
     pairs = [pair for members in classes for pair in members]
-    rows = dict(zip(pairs, _rows(pairs, tokenizer, context_limit), strict=True))
+    rows = dict(zip(pairs, _rows(pairs, frame, tokenizer, context_limit), strict=True))
     heldout_pairs = {
         pair for index, members in enumerate(classes) for pair in _heldout(index, members, heldout_fraction)
     }
@@ -102,9 +112,12 @@ def _heldout(index: int, pairs: list[Pair], heldout_fraction: float) -> list[Pai
     return [pairs[place] for place in epoch_order(len(pairs), _HELDOUT_SEED, index)[:num_heldout]]
 
 
-def _rows(pairs: list[Pair], tokenizer: PromptTokenizer, context_limit: int) -> list[PromptRow]:
+def _rows(
+    pairs: list[Pair], frame: Template | None, tokenizer: PromptTokenizer, context_limit: int
+) -> list[PromptRow]:
     """Rows of the pairs, tokenised in one call."""
-    texts = [f"{a}+{b}=" for a, b in pairs]
+    sums = [f"{a}+{b}=" for a, b in pairs]
+    texts = [frame.fill(text) for text in sums] if frame is not None else sums
     all_ids = plain_ids(texts, tokenizer)
     longest = max(map(len, all_ids))
     if longest > context_limit:
@@ -113,6 +126,6 @@ def _rows(pairs: list[Pair], tokenizer: PromptTokenizer, context_limit: int) -> 
             f"{context_limit}: lower rollout.max_new_tokens"
         )
     return [
-        PromptRow(torch.tensor(ids), text, {"prompt": text, "answer": str(a + b)})
-        for (a, b), text, ids in zip(pairs, texts, all_ids, strict=True)
+        PromptRow(torch.tensor(ids), text, {"prompt": sum_text, "answer": str(a + b)})
+        for (a, b), sum_text, text, ids in zip(pairs, sums, texts, all_ids, strict=True)
     ]

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 # What transformers writes when a tokenizer has no limit is 10**30; no real limit comes near this.
 _NO_LIMIT = 10**9
@@ -60,6 +68,19 @@ def _check_tied(model: PreTrainedModel, path: str) -> None:
             f"model.path={path}: the config ties {names[id(head.weight)]} to {names[id(embedding.weight)]}, but the "
             "file holds different values for them; set tie_word_embeddings to false in its config, or drop one"
         )
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer at `path`, with the tokens of its own files and no others.
+
+    Where the files name the generic class, that one is loaded. `AutoTokenizer` would choose by the model's type, and
+    such a class adds the special tokens of its family: ids that this model has no embedding for.
+    """
+    named = get_tokenizer_config(path).get("tokenizer_class")
+    is_generic = named in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    loader = PreTrainedTokenizerFast if is_generic else AutoTokenizer
+    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return tokenizer
 
 
 def stop_token_ids(

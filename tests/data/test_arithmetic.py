@@ -114,3 +114,25 @@ def test_a_prompt_over_the_context_is_an_error_naming_the_fix(load):
 def test_a_fraction_of_one_is_refused(load):
     with pytest.raises(ValueError, match=r"data\.heldout_fraction must be in \[0, 1\), got 1\.0"):
         load(heldout_fraction=1.0)
+
+
+def test_one_digit_sums_alone_have_one_class(load):
+    data = load(max_digits=1)
+    assert pairs(data.train) | pairs(data.heldout) == {(a, b) for a in range(10) for b in range(10)}
+    assert len(data.heldout.rows) == 10
+
+
+def test_a_template_stands_around_the_sum_and_the_answer_stays_the_sums(load):
+    data = load(template="1+1=2\n{prompt}", context_limit=40, seed=0)
+    row = data.train.rows[data.train.row_id(0)]
+    assert row.text == "1+1=2\n6+48="
+    assert row.columns == {"prompt": "6+48=", "answer": "54"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"max_digits": 3}, "data.max_digits must be 1 or 2, got 3"), ({"template": "1+1=2"}, r"data.template must hold")],
+)
+def test_values_that_make_no_task_are_refused(load, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load(**changes)
