@@ -164,8 +164,15 @@ class Loss(Protocol):
         sequences: which of them `global_num_sequences` counts: `trained`, those with a trained token, or `all`.
     """
 
-    needs: frozenset[str]
-    sequences: str
+    @property
+    def needs(self) -> frozenset[str]:
+        """See above."""
+        ...
+
+    @property
+    def sequences(self) -> str:
+        """See above."""
+        ...
 
     def keep_mask(
         self,

@@ -58,6 +58,9 @@ def load_sources(cfg: DictConfig, checkpoint: Path | None) -> Sources:
     """
     path = str(checkpoint or cfg.model.path or tiny_llama_path())
     options = {"trust_remote_code": cfg.model.trust_remote_code}
+    if path.startswith((".", "/", "~")) and not Path(path).exists():
+        # a hub would be asked for it otherwise, and complain about its name
+        raise ConfigError(f"model.path={path}: no such folder")
     try:
         path = plain_model_folder(path, CONVERTED_MODELS)
         config = AutoConfig.from_pretrained(path, **options)

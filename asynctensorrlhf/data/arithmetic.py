@@ -112,9 +112,7 @@ def _heldout(index: int, pairs: list[Pair], heldout_fraction: float) -> list[Pai
     return [pairs[place] for place in epoch_order(len(pairs), _HELDOUT_SEED, index)[:num_heldout]]
 
 
-def _rows(
-    pairs: list[Pair], frame: Template | None, tokenizer: PromptTokenizer, context_limit: int
-) -> list[PromptRow]:
+def _rows(pairs: list[Pair], frame: Template | None, tokenizer: PromptTokenizer, context_limit: int) -> list[PromptRow]:
     """Rows of the pairs, tokenised in one call."""
     sums = [f"{a}+{b}=" for a, b in pairs]
     texts = [frame.fill(text) for text in sums] if frame is not None else sums

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from asynctensorrlhf.interfaces import Buffer, BufferClosed
 from asynctensorrlhf.orchestrator import stop_signals
@@ -20,6 +20,7 @@ from asynctensorrlhf.types import SampleGroup
 StopReason = Literal["completed", "data_ended"]
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """The loop of the main thread: calls `take` for groups, updates, and calls `publish` once a step."""
 
@@ -28,6 +29,7 @@ class Trainer(Protocol):
         ...
 
 
+@runtime_checkable
 class SupervisedBuffer(Buffer, Protocol):
     """A buffer that can also say whether `take` would return at once."""
 

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,7 @@ from asynctensorrlhf.rollout.complete import complete
 from asynctensorrlhf.types import GenerationRequest, Prompt, Sample, Ticket
 
 
+@runtime_checkable
 class ExperienceSink(Protocol):
     """What experiences are pushed into, such as a `BoundedReplayBuffer`."""
 

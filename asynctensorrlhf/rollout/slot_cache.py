@@ -57,8 +57,9 @@ class SlotLayer(CacheLayerMixin):
         assert self.columns is not None, "aim() comes before a decode step"
         num_rows = key_states.shape[0]
         rows = torch.arange(num_rows, device=key_states.device)
-        self.keys[rows, :, self.columns] = key_states[:, :, 0]
-        self.values[rows, :, self.columns] = value_states[:, :, 0]
+        # under autocast keys and values of one step may differ in dtype from those that a prefill left
+        self.keys[rows, :, self.columns] = key_states[:, :, 0].to(self.keys.dtype)
+        self.values[rows, :, self.columns] = value_states[:, :, 0].to(self.values.dtype)
         return self.keys[:num_rows, :, : self.num_columns], self.values[:num_rows, :, : self.num_columns]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from asynctensorrlhf.buffer.collate import collate
 from asynctensorrlhf.interfaces import Buffer
@@ -21,6 +21,7 @@ from asynctensorrlhf.types import SampleGroup, StepReport
 StopReason = Literal["completed", "data_ended"]
 
 
+@runtime_checkable
 class MeteredBuffer(Buffer, Protocol):
     """A buffer that reports its own numbers."""
 
@@ -29,6 +30,7 @@ class MeteredBuffer(Buffer, Protocol):
         ...
 
 
+@runtime_checkable
 class Versions(Protocol):
     """Counts publications."""
 

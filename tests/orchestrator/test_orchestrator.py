@@ -28,6 +28,19 @@ class Rows:
         return draw % 5
 
 
+class Score:
+    """A reward of a function."""
+
+    def __init__(self, score):
+        self.score = score
+
+    def encode(self, rows, tokenizer):
+        return {}
+
+    def __call__(self, batch):
+        return self.score(batch)
+
+
 class TakingTrainer:
     """Takes and publishes `num_steps` times; remembers what it took."""
 
@@ -51,7 +64,7 @@ def zero_advantage(rewards):
 def make_run(*, engines, mode="async", before_sync=lambda version: None, reward=None, max_staleness=1, **trainer):
     buffer = versioned(
         groups_per_step=GROUPS_PER_STEP,
-        wait_timeout_s=30,
+        wait_timeout_s=30.0,
         synchronous=mode == "sync",
         capacity=None,
         max_staleness=max_staleness,
@@ -59,7 +72,7 @@ def make_run(*, engines, mode="async", before_sync=lambda version: None, reward=
     )
     store, prompts = WeightStore({}, policy_version=0), PromptQueue(Rows())
     scorer = Scorer(
-        reward=reward or (lambda batch: torch.zeros(len(batch.row_ids))), answers={}, advantage=zero_advantage
+        reward=Score(reward or (lambda batch: torch.zeros(len(batch.row_ids)))), answers={}, advantage=zero_advantage
     )
     workers = [
         RolloutWorker(engine=engine, buffer=buffer, prompts=prompts, weights=store, scorer=scorer, group_size=2)

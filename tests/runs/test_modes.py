@@ -106,7 +106,7 @@ def test_the_exported_model_loads_with_transformers_alone(synchronous):
     model = AutoModelForCausalLM.from_pretrained(synchronous.folder / "final")
     tokenizer = AutoTokenizer.from_pretrained(synchronous.folder / "final")
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert tokenizer("1+2=")["input_ids"] == [22, 15, 23, 33] or len(tokenizer("1+2=")["input_ids"]) == 4
+    assert tokenizer("1+2=")["input_ids"] == [22, 16, 23, 34]
 
 
 def test_held_out_accuracy_is_that_of_the_first_and_of_the_last_weights(tmp_path):

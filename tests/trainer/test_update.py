@@ -77,12 +77,8 @@ def test_two_minibatches_are_two_updates_each_with_its_own_denominators(loss: st
     together.update(batch, step=1)
     for start, stop, first_prompt in ((0, 7, 0), (7, 13, 2)):
         rows = {name: value[start:stop] for name, value in vars(batch).items() if len(value) == batch.num_samples}
-        half = replace(batch, **rows, prompt_ids=batch.prompt_ids[first_prompt:][:2])
-        half = replace(
-            half,
-            prompt_lengths=batch.prompt_lengths[first_prompt:][:2],
-            prompt_index=batch.prompt_index[start:stop] - first_prompt,
-        )
+        prompts = {name: getattr(batch, name)[first_prompt:][:2] for name in ("prompt_ids", "prompt_lengths")}
+        half = replace(batch, **{**rows, **prompts, "prompt_index": batch.prompt_index[start:stop] - first_prompt})
         apart.update(half, step=1)
     torch.testing.assert_close(together.weights(), apart.weights(), rtol=0, atol=2e-5)
 

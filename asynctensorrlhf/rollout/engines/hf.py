@@ -32,7 +32,7 @@ class Prefill:
 
     keys: list[Float[Tensor, "prompt head column feature"]]
     values: list[Float[Tensor, "prompt head column feature"]]
-    logits: Float[Tensor, "prompt vocab"]
+    logits: Float[Tensor, "row vocab"]
 
 
 @dataclass
@@ -192,7 +192,7 @@ class HFEngine:
             group.prefill, group.prefill_row = prefill, row
 
     def _forward_prompts(
-        self, prompts: list[Int[Tensor, " token"]]
+        self, prompts: list[Int[Tensor, " _"]]
     ) -> tuple[Float[Tensor, "row hidden"], list[Tensor], list[Tensor]]:
         """Hidden state of each prompt's last token (idle rows after them), and keys and values of all of it."""
         lengths = torch.tensor([len(ids) for ids in prompts])
