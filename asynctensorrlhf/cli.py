@@ -10,6 +10,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from asynctensorrlhf.composition.sweep import SweepJob
 
 EXIT_BAD_COMMAND = 2
 
@@ -51,7 +58,7 @@ def train(argv: Sequence[str]) -> int:
     try:
         from asynctensorrlhf.composition.jobs import run_jobs
 
-        code = run_jobs(argv)
+        code = run_jobs(argv, train_job)
     except stop_signals.Interrupted as stop:
         code = stop.exit_code
     if any(thread.name.startswith("rollout-") for thread in threading.enumerate()):
@@ -60,6 +67,13 @@ def train(argv: Sequence[str]) -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def train_job(cfg: DictConfig, run_dir: Path, sweep_job: SweepJob | None) -> dict[str, Any]:
+    """One job; what it needs is heavy and imported only when every job has been checked."""
+    from asynctensorrlhf.train import run
+
+    return run(cfg, run_dir, sweep_job)
 
 
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from asynctensorrlhf.composition.devices import rollout_device, thread_counts, trainer_device
 from asynctensorrlhf.composition.resume import ResumePoint, describe_run, restore
-from asynctensorrlhf.composition.rollout_side import build_rollout_side
+from asynctensorrlhf.composition.rollout_side import RolloutSide, build_rollout_side
 from asynctensorrlhf.composition.sources import Sources
 from asynctensorrlhf.composition.training_side import TrainingSide, build_training_side
 from asynctensorrlhf.orchestrator.orchestrator import Orchestrator
@@ -77,6 +77,31 @@ def build(cfg: DictConfig, sources: Sources, resume: ResumePoint | None, run_dir
         restore(resume, sources, rollout.buffer, training, progress)
     rollout.buffer.limit_admissions(prompts.num_available)
 
+    trainer, export = _trainer(cfg, sources, training, rollout, versions, progress, run_dir, telemetry)
+    orchestrator = Orchestrator(
+        buffer=rollout.buffer,
+        workers=rollout.workers,
+        trainer=trainer,
+        mode=cfg.trainer.mode,
+        versions=versions,
+        weight_sync_fn=lambda version: weights.publish(training.policy.named_tensors(), policy_version=version),
+        prepare_rollout=partial(torch.set_num_threads, threads.rollout),
+        prepare_trainer=partial(torch.set_num_threads, threads.trainer),
+    )
+    return Parts(orchestrator, trainer, progress, rollout.buffer.report, rollout.evaluator, machine, export)
+
+
+def _trainer(
+    cfg: DictConfig,
+    sources: Sources,
+    training: TrainingSide,
+    rollout: RolloutSide,
+    versions: VersionManager,
+    progress: Progress,
+    run_dir: Path,
+    telemetry: Telemetry,
+) -> tuple[TrainerWorker, Callable[[Path], None]]:
+    """The training loop, and the export of its model."""
     export = partial(save_model, training, sources)
     save = partial(
         save_run,
@@ -84,7 +109,7 @@ def build(cfg: DictConfig, sources: Sources, resume: ResumePoint | None, run_dir
         keep=cfg.trainer.keep_checkpoints,
         export=export,
         training=training,
-        describe=partial(describe_run, sources, prompts, rollout.buffer, training, progress, telemetry.run_id),
+        describe=partial(describe_run, sources, rollout, training, progress, telemetry.run_id),
     )
     trainer = TrainerWorker(
         buffer=rollout.buffer,
@@ -103,17 +128,7 @@ def build(cfg: DictConfig, sources: Sources, resume: ResumePoint | None, run_dir
         checkpoint_every=cfg.trainer.checkpoint_every,
         eval_every=cfg.trainer.eval_every,
     )
-    orchestrator = Orchestrator(
-        buffer=rollout.buffer,
-        workers=rollout.workers,
-        trainer=trainer,
-        mode=cfg.trainer.mode,
-        versions=versions,
-        weight_sync_fn=lambda version: weights.publish(training.policy.named_tensors(), policy_version=version),
-        prepare_rollout=partial(torch.set_num_threads, threads.rollout),
-        prepare_trainer=partial(torch.set_num_threads, threads.trainer),
-    )
-    return Parts(orchestrator, trainer, progress, rollout.buffer.report, rollout.evaluator, machine, export)
+    return trainer, export
 
 
 def save_model(training: TrainingSide, sources: Sources, folder: Path) -> None:

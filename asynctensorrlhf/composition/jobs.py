@@ -1,6 +1,6 @@
 """`atrlhf train`: every job checked first, then run by Hydra in its own folder with its own log.
 
-Knows how a run or a sweep starts, fails and ends; does not know what a job does (`asynctensorrlhf.train.run` does).
+Knows how a run or a sweep starts, fails and ends; does not know what a job does.
 """
 
 from __future__ import annotations
@@ -36,14 +36,7 @@ EXIT_OK, EXIT_FAILED, EXIT_BAD_CONFIG, EXIT_INTERRUPTED = 0, 1, 2, 130
 Job = Callable[[DictConfig, Path, SweepJob | None], Mapping[str, Any] | None]
 
 
-def train_job(cfg: DictConfig, run_dir: Path, sweep_job: SweepJob | None) -> Mapping[str, Any] | None:
-    """The real job; what it needs is heavy and imported only now."""
-    from asynctensorrlhf.train import run
-
-    return run(cfg, run_dir, sweep_job)
-
-
-def run_jobs(argv: Sequence[str], job: Job = train_job) -> int:
+def run_jobs(argv: Sequence[str], job: Job) -> int:
     """Run what the arguments of `atrlhf train` ask for.
 
     Args:

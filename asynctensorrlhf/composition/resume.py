@@ -11,9 +11,9 @@ from typing import Any
 
 from asynctensorrlhf.buffer.replay_buffer import ReplayBuffer
 from asynctensorrlhf.composition.errors import ConfigError
+from asynctensorrlhf.composition.rollout_side import RolloutSide
 from asynctensorrlhf.composition.sources import Sources
 from asynctensorrlhf.composition.training_side import TrainingSide
-from asynctensorrlhf.orchestrator.prompt_queue import PromptQueue
 from asynctensorrlhf.telemetry.rows_aside import move_rows_aside
 from asynctensorrlhf.trainer.checkpoint import (
     check_checkpoint,
@@ -80,19 +80,18 @@ def set_rows_aside(run_dir: Path, step: int) -> list[str]:
 
 def describe_run(
     sources: Sources,
-    prompts: PromptQueue,
-    buffer: ReplayBuffer,
+    rollout: RolloutSide,
     training: TrainingSide,
     progress: Progress,
     run_id: str,
 ) -> dict[str, Any]:
     """Everything that a checkpoint says besides weights and moments, as plain data of one moment."""
-    counts = buffer.state_dict()
+    counts = rollout.buffer.state_dict()
     return {
-        "policy_version": buffer.policy_version,
+        "policy_version": rollout.buffer.policy_version,
         "progress": progress.state_dict(),
         "buffer": counts,
-        "prompts": prompts.state(
+        "prompts": rollout.prompts.state(
             outstanding_ordinals=counts["outstanding_ordinals"], num_admitted=counts["num_admitted"]
         ),
         "update": training.update.state_dict(),

@@ -106,7 +106,8 @@ class PlainConsole:
             self._has_printed = True
 
     def note(self, text: str) -> None:
-        """A line for people."""
+        """A line for people, after the line of the step that came before it."""
+        self.close()
         _print(text)
 
     def warn(self, text: str) -> None:

@@ -133,7 +133,7 @@ class TrainerWorker:
         step, version = self.progress.num_steps + 1, self.versions.current
         update = self.update(collate(groups, overlong=self.overlong), step)
         update_s = watch.lap()
-        self.buffer.advance(self.publish(), "non_finite_update" if update.num_skipped else None)
+        self.buffer.advance(self.publish(), "non_finite_update" if update.num_skipped == update.num_updates else None)
         times = {
             "time/wait_for_batch_s": wait_s,
             "time/update_s": update_s,

@@ -34,11 +34,13 @@ class UpdateReport:
     Attributes:
         metrics: means over its optimizer updates that were not skipped (maxima: the largest), `area/name_unit`.
         has_signal: whether any sample had a gradient to give.
-        num_skipped: optimizer updates of this call that were skipped as not finite.
+        num_updates: optimizer updates of this call.
+        num_skipped: those of them that were skipped as not finite.
     """
 
     metrics: dict[str, float]
     has_signal: bool
+    num_updates: int
     num_skipped: int
 
 
@@ -123,7 +125,8 @@ class Update:
         if done:
             metrics["train/grad_norm"] = sum(outcome.grad_norm for outcome in done) / len(done)
         metrics |= {name: float(value) for name, value in counts.items()} | step_batch.reward_metrics()
-        return UpdateReport(metrics, has_signal, sum(outcome.was_skipped for outcome in outcomes))
+        num_skipped = sum(outcome.was_skipped for outcome in outcomes)
+        return UpdateReport(metrics, has_signal, len(outcomes), num_skipped)
 
     def _update(self, step_batch: StepBatch, samples: Sequence[int], step: int) -> _Outcome:
         """One optimizer update; every rank takes the same branches."""

@@ -13,6 +13,7 @@ from asynctensorrlhf.rollout.scoring import Scorer
 from asynctensorrlhf.rollout.worker import RolloutWorker
 from asynctensorrlhf.types import PromptRow
 from asynctensorrlhf.weights.weight_store import WeightStore
+from tests.fakes import FunctionReward
 
 GROUPS_PER_STEP = 3
 
@@ -26,19 +27,6 @@ class Rows:
 
     def row_id(self, draw):
         return draw % 5
-
-
-class Score:
-    """A reward of a function."""
-
-    def __init__(self, score):
-        self.score = score
-
-    def encode(self, rows, tokenizer):
-        return {}
-
-    def __call__(self, batch):
-        return self.score(batch)
 
 
 class TakingTrainer:
@@ -72,7 +60,9 @@ def make_run(*, engines, mode="async", before_sync=lambda version: None, reward=
     )
     store, prompts = WeightStore({}, policy_version=0), PromptQueue(Rows())
     scorer = Scorer(
-        reward=Score(reward or (lambda batch: torch.zeros(len(batch.row_ids)))), answers={}, advantage=zero_advantage
+        reward=FunctionReward(reward or (lambda batch: torch.zeros(len(batch.row_ids)))),
+        answers={},
+        advantage=zero_advantage,
     )
     workers = [
         RolloutWorker(engine=engine, buffer=buffer, prompts=prompts, weights=store, scorer=scorer, group_size=2)

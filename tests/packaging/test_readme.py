@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asynctensorrlhf.cli import COMMANDS
+from asynctensorrlhf.cli import COMMANDS, train_job
 from asynctensorrlhf.composition.jobs import run_jobs
 from asynctensorrlhf.warm_start import tiny_llama_path
 
@@ -32,7 +32,7 @@ def test_every_command_runs(line, users_folder):
     _, command, *arguments = line.split()
     assert command in COMMANDS
     shortened = [] if "--help" in arguments else SHORT
-    assert run_jobs([*arguments, *shortened]) == 0
+    assert run_jobs([*arguments, *shortened], train_job) == 0
 
 
 def test_the_example_of_library_use_runs(users_folder, capsys):

@@ -4,7 +4,7 @@ import torch
 from asynctensorrlhf.advantages.group_relative import GroupRelative
 from asynctensorrlhf.rollout.scoring import Scorer
 from asynctensorrlhf.types import Sample
-from tests.fakes import make_prompt
+from tests.fakes import FunctionReward, make_prompt
 
 ADVANTAGE = GroupRelative(adv_std="population", adv_eps=1e-8, adv_tol=1e-6)
 
@@ -31,19 +31,6 @@ class LengthPlusAnswer:
         return batch.completion_mask.sum(1) + batch.answers["gold"]
 
 
-class Score:
-    """A reward of a function."""
-
-    def __init__(self, score):
-        self.score = score
-
-    def encode(self, rows, tokenizer):
-        return {}
-
-    def __call__(self, batch):
-        return self.score(batch)
-
-
 def scorer(reward):
     return Scorer(reward=reward, answers={"gold": torch.arange(8) * 10}, advantage=ADVANTAGE)
 
@@ -65,7 +52,7 @@ def test_a_group_is_as_old_as_its_oldest_token():
 
 def test_a_reward_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"must return a tensor of shape \(4,\), got torch.Size\(\[4, 1\]\)"):
-        scorer(Score(lambda batch: torch.zeros(4, 1))).score(GROUPS)
+        scorer(FunctionReward(lambda batch: torch.zeros(4, 1))).score(GROUPS)
 
 
 def test_an_inference_tensor_from_a_reward_becomes_a_normal_one():
@@ -73,14 +60,14 @@ def test_an_inference_tensor_from_a_reward_becomes_a_normal_one():
         with torch.inference_mode():
             return torch.tensor([0.25, 0.5, 0.75, 1.0])
 
-    groups = scorer(Score(reward)).score(GROUPS)
+    groups = scorer(FunctionReward(reward)).score(GROUPS)
     assert not any(group.rewards.is_inference() or group.advantages.is_inference() for group in groups)
     assert groups[1].rewards.tolist() == [0.75, 1.0]
 
 
 def test_rewards_carry_no_graph_even_when_their_model_would():
     weight = torch.ones(1, requires_grad=True)
-    groups = scorer(Score(lambda batch: weight * batch.completion_mask.sum(1))).score(GROUPS)
+    groups = scorer(FunctionReward(lambda batch: weight * batch.completion_mask.sum(1))).score(GROUPS)
     assert not any(group.rewards.requires_grad for group in groups)
 
 

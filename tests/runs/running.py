@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from asynctensorrlhf.cli import train_job
 from asynctensorrlhf.composition.jobs import run_jobs
 
 SMALL = (
@@ -55,7 +56,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def train(folder: Path, *overrides: str) -> Run:
     """Run the small job with these overrides, later ones winning."""
-    return Run(run_jobs([*SMALL, f"output_dir={folder}", *overrides]), folder)
+    return Run(run_jobs([*SMALL, f"output_dir={folder}", *overrides], train_job), folder)
 
 
 def is_conserved(summary: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from asynctensorrlhf.cli import train_job
 from asynctensorrlhf.composition.jobs import run_jobs
 from tests.runs.running import SMALL, Run, assert_same_run, train
 from tests.runs.test_failures import write_loss_option
@@ -16,7 +17,7 @@ def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     option = write_loss_option(folder, fail_from=3)
     options = (*SMALL, *option[:2], "trainer.mode=sync", "trainer.max_skipped_steps=0", f"output_dir={folder / 'all'}")
-    code = run_jobs(["-m", "loss=ppo,broken,grpo", *options])
+    code = run_jobs(["-m", "loss=ppo,broken,grpo", *options], train_job)
     return code, folder / "all"
 
 
@@ -45,7 +46,7 @@ def test_a_job_of_a_sweep_equals_the_same_run_alone(sweep, tmp_path, number, los
 
 def test_a_job_with_another_precision_follows_in_the_same_process(tmp_path):
     options = [*SMALL, "trainer.num_steps=1", f"output_dir={tmp_path / 'all'}"]
-    assert run_jobs(["-m", "model.dtype=float32,bfloat16,float32", *options]) == 0
+    assert run_jobs(["-m", "model.dtype=float32,bfloat16,float32", *options], train_job) == 0
 
 
 def test_folder_names_are_plain_and_hold_everything(sweep):
