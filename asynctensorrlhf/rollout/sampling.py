@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float32, Float64, Int
 from torch import Tensor
 
 from asynctensorrlhf.policy.logprobs import token_logprobs
@@ -23,9 +23,19 @@ def draw_uniforms(seed: int, group_id: int, num_samples: int, max_new_tokens: in
     return torch.from_numpy(generator.random((num_samples, max_new_tokens)))
 
 
+def uniforms_on(device: torch.device, uniforms: Float64[Tensor, "sample token"]) -> Float[Tensor, "sample token"]:
+    """The uniforms on `device`, in float32 where it has no float64 (MPS)."""
+    return in_single_precision(uniforms).to(device) if device.type == "mps" else uniforms.to(device)
+
+
+def in_single_precision(uniforms: Float64[Tensor, "sample token"]) -> Float32[Tensor, "sample token"]:
+    """The uniforms rounded to float32, none of them up to 1."""
+    return uniforms.to(torch.float32).clamp_(max=1 - 2**-24)
+
+
 def sample_tokens(
     logits: Float[Tensor, "row vocab"],
-    uniforms: Float64[Tensor, " row"] | None,
+    uniforms: Float[Tensor, " row"] | None,
     *,
     temperature: float,
     num_token_ids: int,
@@ -44,8 +54,8 @@ def sample_tokens(
     if uniforms is None:
         ids = logits[:, :num_token_ids].argmax(dim=-1)
     else:
-        # float64: with a large vocabulary a float32 sum could end short of 1 and draw an impossible token
-        weights = torch.softmax(logits[:, :num_token_ids].double() / temperature, dim=-1)
+        # in the precision of the uniforms, float64 where there is one: a float32 sum over many ids is coarse
+        weights = torch.softmax(logits[:, :num_token_ids].to(uniforms.dtype) / temperature, dim=-1)
         cumulative = weights.cumsum(dim=-1)
         target = uniforms[:, None] * cumulative[:, -1:]
         ids = torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=weights.shape[-1] - 1)

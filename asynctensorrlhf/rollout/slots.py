@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from asynctensorrlhf.rollout.sampling import uniforms_on
 from asynctensorrlhf.rollout.slot_cache import round_up
 from asynctensorrlhf.types import Prompt, Sample
 
@@ -47,7 +48,7 @@ class Slots:
         self.ids = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
         self.versions = torch.zeros(shape, dtype=torch.long, device=device)
-        self.uniforms = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.uniforms = uniforms_on(device, torch.zeros(shape, dtype=torch.float64))
         self.prompt_lengths = torch.ones(shape[0], dtype=torch.long, device=device)
         self.num_generated = torch.ones(shape[0], dtype=torch.long, device=device)
         self.running: list[Running] = []
@@ -78,7 +79,7 @@ class Slots:
         rows = slice(self.num_live, self.num_live + len(members))
         lengths = [len(prompt.prompt_ids) for prompt, _ in members]
         self.prompt_lengths[rows] = torch.tensor(lengths, device=self.device)
-        self.uniforms[rows] = uniforms.to(self.device)
+        self.uniforms[rows] = uniforms_on(self.device, uniforms)
         self.num_generated[rows] = 0
         self.running.extend(
             Running(prompt, sample_index, length - self.num_decode_steps)
@@ -96,7 +97,7 @@ class Slots:
         rows = self.num_decoded_rows
         return self.prompt_lengths[:rows] + self.num_generated[:rows].clamp(1) - 1
 
-    def next_uniforms(self, rows: slice) -> Float64[Tensor, " row"]:
+    def next_uniforms(self, rows: slice) -> Float[Tensor, " row"]:
         """The uniforms of the next token of `rows`."""
         return self.uniforms[rows].gather(1, self.num_generated[rows, None]).squeeze(1)
 

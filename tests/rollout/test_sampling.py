@@ -1,6 +1,6 @@
 import torch
 
-from asynctensorrlhf.rollout.sampling import draw_uniforms, sample_tokens
+from asynctensorrlhf.rollout.sampling import draw_uniforms, in_single_precision, sample_tokens
 
 
 def test_uniforms_of_a_sample_depend_on_seed_group_and_index_only():
@@ -35,3 +35,11 @@ def test_ids_beyond_the_tokenizer_are_not_drawn_even_when_they_are_most_likely()
     assert sampled.item() == 1
     assert greedy.item() == 0
     torch.testing.assert_close(logprobs, torch.tensor([0.5]).log())
+
+
+def test_uniforms_in_single_precision_stay_below_one_and_draw_no_impossible_token():
+    uniforms = in_single_precision(torch.tensor([[0.0, 1.0 - 2**-53]], dtype=torch.float64))
+    assert uniforms.max() < 1
+    logits = torch.tensor([[-torch.inf, 0.3, -torch.inf, 0.1, -torch.inf]]).expand(2, -1)
+    ids, _ = sample_tokens(logits, uniforms[0], temperature=1.0, num_token_ids=5)
+    assert ids.tolist() == [1, 3]
