@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from asynctensorrlhf.composition.build import Parts, build
 from asynctensorrlhf.composition.dry_run import describe_dry_run
 from asynctensorrlhf.composition.errors import ConfigError
-from asynctensorrlhf.composition.resume import ResumePoint, find_resume_point, set_rows_aside
+from asynctensorrlhf.composition.resume import ResumePoint, check_same_data, find_resume_point, set_aside
 from asynctensorrlhf.composition.run_folder import claim
 from asynctensorrlhf.composition.sources import Sources, load_sources
 from asynctensorrlhf.composition.summary import headline, summarise
@@ -26,6 +26,7 @@ from asynctensorrlhf.orchestrator.stop_signals import Interrupted
 from asynctensorrlhf.telemetry.telemetry import Telemetry
 from asynctensorrlhf.telemetry.texts import decoded_pairs
 from asynctensorrlhf.telemetry.wandb_sink import resolve_mode
+from asynctensorrlhf.trainer.checkpoint import complete_checkpoints
 from asynctensorrlhf.trainer.evaluate import Evaluator
 from asynctensorrlhf.trainer.progress import Progress
 
@@ -45,11 +46,13 @@ def run(cfg: DictConfig, run_dir: Path, sweep_job: SweepJob | None = None) -> di
     check_logger(cfg.logger.mode)
     resume, notes = find_resume_point(cfg.resume, run_dir)
     sources = load_sources(cfg, resume.path if resume is not None else None)
+    if resume is not None:
+        check_same_data(resume, sources)
     if cfg.dry_run:
         return describe_dry_run(cfg, sources)
     config = claim(run_dir, cfg, is_resumed=cfg.resume is not None)
     if cfg.resume is not None:
-        notes += set_rows_aside(run_dir, resume.step if resume is not None else 0)
+        notes += set_aside(run_dir, resume.step if resume is not None else 0)
     telemetry = Telemetry(
         folder=run_dir,
         config=config,
@@ -89,9 +92,10 @@ def train(
         stop_reason = "interrupted"
         raise
     finally:
-        summary = summarise(parts, stop_reason, run_dir)
-        telemetry.summary(summary)
-        telemetry.note(headline(summary))
+        with stop_signals.shielded():
+            summary = summarise(parts, resume, stop_reason, run_dir)
+            telemetry.summary(summary)
+            telemetry.note(headline(summary, complete_checkpoints(run_dir / "checkpoints")))
     return summary
 
 
@@ -102,12 +106,14 @@ def train_to_the_end(parts: Parts, telemetry: Telemetry) -> str:
             stop_reason = orchestrator.train()
     except BaseException:
         try:
-            parts.trainer.save_whole_steps()
+            with stop_signals.shielded():
+                parts.trainer.save_whole_steps()
         except OSError as error:
             # the error that ended the run is the one to tell
             telemetry.warn(f"the last steps could not be saved: {error}")
         raise
-    parts.trainer.save_whole_steps()
+    with stop_signals.shielded():
+        parts.trainer.save_whole_steps()
     return stop_reason
 
 

@@ -164,10 +164,14 @@ class ReplayBufferActor:
     """A buffer that others call by handle: it passes every public call on and gives nothing else away.
 
     Here handle and buffer live in one process, and the buffer's own lock makes the calls safe from any thread.
+
+    Args:
+        buffer: any buffer; None: a `BoundedReplayBuffer` of its own.
+        options: of that one.
     """
 
-    def __init__(self, buffer: Any) -> None:
-        self._buffer = buffer
+    def __init__(self, buffer: Any = None, **options: Any) -> None:
+        self._buffer = BoundedReplayBuffer(**options) if buffer is None else buffer
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

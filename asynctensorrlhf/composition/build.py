@@ -74,7 +74,7 @@ def build(cfg: DictConfig, sources: Sources, resume: ResumePoint | None, run_dir
     weights = WeightStore(training.policy.named_tensors(), policy_version=versions.current)
     rollout = build_rollout_side(cfg, sources, training, prompts, weights, rollouts)
     if resume is not None:
-        restore(resume, sources, rollout.buffer, training, progress)
+        restore(resume, rollout.buffer, training, progress)
     rollout.buffer.limit_admissions(prompts.num_available)
 
     trainer, export = _trainer(cfg, sources, training, rollout, versions, progress, run_dir, telemetry)

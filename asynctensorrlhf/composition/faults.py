@@ -60,6 +60,8 @@ def _explain_cause(app: HydraApp, error: BaseException, override: str, kept: Seq
             return ConfigError(f"{full_key}={value}: malformed interpolation; {ESCAPE_ADVICE}")
         if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
             schema = app.schema(kept, app.compose(kept))
+            if schema.is_free(full_key):
+                return ConfigError(f"{override}: a key that is new to a mapping is added with a plus: +{override}")
             return ConfigError(f"{full_key}={value}: {unknown_key(full_key, schema)}")
     lines = [line.strip() for cause in chain for line in str(cause).splitlines() if line.strip()]
     return ConfigError(f"{override or 'config'}: {lines[0] if lines else type(error).__name__}")
@@ -82,7 +84,8 @@ def _unknown_option(app: HydraApp, error: MissingConfigException) -> ConfigError
 
 
 def _unreadable(override: str, reason: str) -> ConfigError:
-    key, has_value, _ = override.partition("=")
+    key, has_value, value = override.partition("=")
     if not has_value:
         return ConfigError(f"{override}: must be written group=option or key=value")
-    return ConfigError(f"{override}: cannot be read ({reason.splitlines()[0]}); quote the value twice: {key}='\"...\"'")
+    quoted = f"'{key}=\"{value}\"'" if not set(value) & set("'\"\\") else f"{key}='\"...\"'"
+    return ConfigError(f"{override}: cannot be read ({reason.splitlines()[0]}); quote the value twice: {quoted}")

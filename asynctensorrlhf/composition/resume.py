@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asynctensorrlhf.buffer.ledger import TicketLedger
 from asynctensorrlhf.buffer.replay_buffer import ReplayBuffer
 from asynctensorrlhf.composition.errors import ConfigError
 from asynctensorrlhf.composition.rollout_side import RolloutSide
@@ -21,6 +22,7 @@ from asynctensorrlhf.trainer.checkpoint import (
     read_optimizer,
     read_state,
     restore_random_state,
+    set_newer_aside,
 )
 from asynctensorrlhf.trainer.progress import Progress
 
@@ -36,6 +38,20 @@ class ResumePoint:
     def step(self) -> int:
         """Steps that were finished."""
         return int(self.state["progress"]["num_steps"])
+
+    @property
+    def progress(self) -> Progress:
+        """What was done until then."""
+        progress = Progress()
+        progress.load_state_dict(self.state["progress"])
+        return progress
+
+    @property
+    def groups(self) -> dict[str, Any]:
+        """The buffer's counts until then; outstanding prompts will be drawn again and don't count."""
+        ledger = TicketLedger()
+        ledger.load_state_dict(self.state["buffer"])
+        return ledger.report()
 
     def run_id(self, run_dir: Path) -> str | None:
         """The run's identity in W&B, when it goes on in its own folder; a copy elsewhere is a new run."""
@@ -72,10 +88,28 @@ def _named_checkpoint(path: Path) -> tuple[Path, list[str]]:
     return path, []
 
 
-def set_rows_aside(run_dir: Path, step: int) -> list[str]:
-    """Move log rows past `step` to files of their own; returns a line about each."""
+def check_same_data(point: ResumePoint, sources: Sources) -> None:
+    """Refuse to go on with other data, before anything of the run is touched.
+
+    Raises:
+        ConfigError: the data differs from what the checkpoint was trained on.
+    """
+    if point.state["data"] != sources.data.train.fingerprint:
+        raise ConfigError(
+            f"resume={point.path}: rows or order of the data (data.*, seed) differ from those of the checkpoint; "
+            "resume with the same data, or start a new run with model.path=<checkpoint>"
+        )
+
+
+def set_aside(run_dir: Path, step: int) -> list[str]:
+    """Move checkpoints and log rows past `step` to names of their own; returns a line about each."""
+    # checkpoints first: if this breaks off, the next resume starts from the same step and moves the rows
+    checkpoints = set_newer_aside(run_dir / "checkpoints", step)
     moved = [move_rows_aside(run_dir / name, step) for name in ("metrics.jsonl", "samples.jsonl")]
-    return [f"rows past step {step} moved to {path.name}" for path in moved if path is not None]
+    return [
+        *(f"checkpoint past step {step} moved to {path.name}" for path in checkpoints),
+        *(f"rows past step {step} moved to {path.name}" for path in moved if path is not None),
+    ]
 
 
 def describe_run(
@@ -101,22 +135,22 @@ def describe_run(
     }
 
 
-def restore(
-    point: ResumePoint, sources: Sources, buffer: ReplayBuffer, training: TrainingSide, progress: Progress
-) -> None:
-    """Put counts, moments and schedule back; the weights were loaded from the checkpoint.
-
-    Raises:
-        ConfigError: the data differs from what the checkpoint was trained on.
-    """
-    if point.state["data"] != sources.data.train.fingerprint:
-        raise ConfigError(
-            f"resume={point.path}: rows or order of the data (data.*, seed) differ from those of the checkpoint; "
-            "resume with the same data, or start a new run with model.path=<checkpoint>"
-        )
+def restore(point: ResumePoint, buffer: ReplayBuffer, training: TrainingSide, progress: Progress) -> None:
+    """Put counts, moments and schedule back; the weights were loaded from the checkpoint."""
     progress.load_state_dict(point.state["progress"])
     buffer.load_state_dict(point.state["buffer"])
     training.update.load_state_dict(point.state["update"])
-    training.optimizer.load_state_dict(read_optimizer(point.path))
-    training.scheduler.load_state_dict(point.state["scheduler"])
+    _restore_optimizer(training, read_optimizer(point.path), point.state["scheduler"])
     restore_random_state(point.path)
+
+
+def _restore_optimizer(training: TrainingSide, moments: dict[str, Any], schedule: dict[str, Any]) -> None:
+    """Moments and place in the schedule as saved; settings, peak and length of the schedule as configured now."""
+    optimizer, scheduler = training.optimizer, training.scheduler
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(moments)
+    scheduler.load_state_dict(schedule | {"base_lrs": scheduler.base_lrs})
+    for group, setting, peak, factor in zip(
+        optimizer.param_groups, settings, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+    ):
+        group.update(setting, lr=peak * factor(scheduler.last_epoch))

@@ -6,7 +6,7 @@ Knows how config becomes these objects; does not know optimizers or losses.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,23 +57,20 @@ def build_rollout_side(
         wait_timeout_s=cfg.runtime.stall_abort_s,
         synchronous=cfg.trainer.mode == "sync",
     )
-    reward = instantiate(cfg.reward)(stop_token_ids=training.stop_token_ids)
     advantage = instantiate(cfg.advantage)
 
-    def scorer(source: PromptSource, on: torch.device) -> Scorer:
-        answers = reward.encode(source.rows, sources.tokenizer)
-        return Scorer(
-            reward=reward, answers={name: column.to(on) for name, column in answers.items()}, advantage=advantage
-        )
+    def scorer(answers: Mapping[str, Tensor], on: torch.device) -> Scorer:
+        columns = {name: column.to(on) for name, column in answers.items()}
+        return Scorer(reward=sources.reward, answers=columns, advantage=advantage)
 
-    train_scorer = scorer(sources.data.train, device)
+    train_scorer = scorer(sources.answers, device)
     workers = [
         RolloutWorker(
             engine=instantiate(cfg.engine)(
                 model_or_path=copy.deepcopy(training.model),
                 device=device,
                 kv=cfg.rollout.kv,
-                **_generation(cfg, sources, training),
+                **_generation(cfg, sources),
             ),
             buffer=buffer,
             prompts=prompts,
@@ -86,18 +83,18 @@ def build_rollout_side(
     heldout = sources.data.heldout
     evaluator = None
     if heldout is not None:
-        generation = _generation(cfg, sources, training) | {"seed": EVALUATION_SEED, "dtype": "float32"}
-        evaluator = _evaluator(heldout, training.model, scorer(heldout, training.device), generation)
+        generation = _generation(cfg, sources) | {"seed": EVALUATION_SEED, "dtype": "float32"}
+        evaluator = _evaluator(heldout, training.model, scorer(sources.heldout_answers, training.device), generation)
     return RolloutSide(buffer, prompts, workers, evaluator)
 
 
-def _generation(cfg: DictConfig, sources: Sources, training: TrainingSide) -> dict[str, object]:
+def _generation(cfg: DictConfig, sources: Sources) -> dict[str, object]:
     return {
         "seed": cfg.seed,
         "max_new_tokens": cfg.rollout.max_new_tokens,
         "temperature": cfg.rollout.temperature,
         "max_concurrent": cfg.rollout.max_concurrent,
-        "stop_token_ids": training.stop_token_ids,
+        "stop_token_ids": sources.stop_token_ids,
         "num_token_ids": sources.num_token_ids,
     }
 

@@ -73,13 +73,17 @@ class Schema:
         """Whether the key is declared, holds declared keys, or lies in a mapping with free keys."""
         if path in self.groups or path in self.knobs:
             return True
-        return self.is_branch(path) or any(self._is_free(parent) for parent in _parents(path))
+        return self.is_branch(path) or self.is_free(path)
+
+    def is_free(self, path: str) -> bool:
+        """Whether the key lies in a mapping that takes any."""
+        return any(self._is_mapping(parent) for parent in _parents(path))
 
     def is_branch(self, path: str) -> bool:
         """Whether declared keys lie below."""
         return any(known.startswith(f"{path}.") for known in self.knobs)
 
-    def _is_free(self, path: str) -> bool:
+    def _is_mapping(self, path: str) -> bool:
         return path in self.knobs and self.knobs[path].rule.kind == "mapping"
 
 

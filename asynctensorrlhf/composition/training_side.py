@@ -13,12 +13,12 @@ from accelerate import Accelerator
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, get_scheduler
 
 from asynctensorrlhf.composition.errors import ConfigError
 from asynctensorrlhf.composition.sources import Sources
-from asynctensorrlhf.policy.load import check_vocabulary, load_model, stop_token_ids
+from asynctensorrlhf.policy.load import check_vocabulary, load_model
 from asynctensorrlhf.policy.policy import Policy
 from asynctensorrlhf.policy.support import check_support
 from asynctensorrlhf.trainer.update import Update
@@ -34,7 +34,6 @@ class TrainingSide:
         update: optimizer updates of it.
         optimizer: the one that `update` steps.
         scheduler: its learning-rate schedule.
-        stop_token_ids: every id that ends a completion of this run.
         device: where it computes.
     """
 
@@ -42,8 +41,7 @@ class TrainingSide:
     policy: Policy
     update: Update
     optimizer: Optimizer
-    scheduler: LRScheduler
-    stop_token_ids: tuple[int, ...]
+    scheduler: LambdaLR
     device: torch.device
 
 
@@ -82,7 +80,6 @@ def build_training_side(cfg: DictConfig, sources: Sources, device: torch.device)
         update=_update(cfg, accelerator, policy, optimizer, scheduler),
         optimizer=optimizer,
         scheduler=scheduler,
-        stop_token_ids=stop_token_ids(model, sources.tokenizer, cfg.rollout.stop_token_ids),
         device=device,
     )
 
@@ -97,9 +94,9 @@ def _load(cfg: DictConfig, sources: Sources) -> PreTrainedModel:
     return model
 
 
-def _scheduler(cfg: DictConfig, optimizer: Optimizer) -> LRScheduler:
+def _scheduler(cfg: DictConfig, optimizer: Optimizer) -> LambdaLR:
     # counted in optimizer updates, never in micro-batches or processes: not prepared by Accelerate
-    scheduler: LRScheduler = get_scheduler(
+    scheduler: LambdaLR = get_scheduler(
         "constant_with_warmup" if cfg.optim.schedule == "constant" else cfg.optim.schedule,
         optimizer,
         num_warmup_steps=cfg.optim.num_warmup_updates,
@@ -109,7 +106,7 @@ def _scheduler(cfg: DictConfig, optimizer: Optimizer) -> LRScheduler:
 
 
 def _update(
-    cfg: DictConfig, accelerator: Accelerator, policy: Policy, optimizer: Optimizer, scheduler: LRScheduler
+    cfg: DictConfig, accelerator: Accelerator, policy: Policy, optimizer: Optimizer, scheduler: LambdaLR
 ) -> Update:
     trainer = cfg.trainer
     return Update(

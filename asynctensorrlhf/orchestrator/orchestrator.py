@@ -7,6 +7,7 @@ know the orchestrator.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, runtime_checkable
@@ -59,7 +60,7 @@ class Orchestrator:
             when it raises, the version stays and the run ends.
         prepare_rollout: called in a thread before it generates (torch's thread count belongs to a thread).
         prepare_trainer: called in the main thread before it trains.
-        join_timeout_s: how long a worker may take to leave once the buffer is closed.
+        join_timeout_s: how long the workers may take to leave, together, once the buffer is closed.
 
     Example:
         >>> with Orchestrator(buffer=..., workers=..., trainer=..., ...) as run:  # doctest: +SKIP
@@ -100,8 +101,9 @@ class Orchestrator:
     ) -> None:
         """Close the buffer, wait for every thread, free the engines; an error under way is not replaced."""
         self.buffer.close(error)
+        deadline_s = time.monotonic() + self.join_timeout_s
         for thread in self.threads:
-            thread.join(self.join_timeout_s)
+            thread.join(max(0.0, deadline_s - time.monotonic()))
         stuck = [thread.name for thread in self.threads if thread.is_alive()]
         if not stuck:
             for worker in self.workers:

@@ -30,6 +30,7 @@ class _State:
 
     received: int | None = None
     wake_fd: int | None = None
+    is_shielded = False
 
 
 def install() -> None:
@@ -77,12 +78,27 @@ def deferred(on_signal: Callable[[Interrupted], None]) -> Iterator[None]:
         os.close(write_fd)
 
 
+@contextmanager
+def shielded() -> Iterator[None]:
+    """While inside, the first signal neither raises nor wakes anyone: what is saved here is saved whole.
+
+    A later `check` raises it.
+    """
+    _State.is_shielded = True
+    try:
+        yield
+    finally:
+        _State.is_shielded = False
+
+
 def _handle(signum: int, _: FrameType | None) -> None:
     if _State.received is not None:
         for child in multiprocessing.active_children():
             child.kill()
         os._exit(128 + signum)
     _State.received = signum
+    if _State.is_shielded:
+        return
     if _State.wake_fd is None:
         raise Interrupted(signum)
     os.write(_State.wake_fd, b"s")

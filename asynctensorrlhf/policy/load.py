@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -34,7 +35,7 @@ def load_model(path: str, *, trust_remote_code: bool = False) -> PreTrainedModel
         trust_remote_code: run code that comes with the model.
 
     Raises:
-        ValueError: weights are missing, unexpected, or differ where the config ties them.
+        ValueError: weights are missing, unexpected, or differ where the config ties them, or transformers refuses.
     """
     try:
         # the stubs know nothing of the pair that output_loading_info returns
@@ -46,6 +47,9 @@ def load_model(path: str, *, trust_remote_code: bool = False) -> PreTrainedModel
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
+    except (ValueError, OSError) as error:
+        # what follows the first sentence is advice about transformers' own arguments
+        raise ValueError(f"model.path={path}: can't be loaded ({str(error).split('. ')[0]})") from error
     finally:
         torch.set_default_dtype(torch.float32)
     model: PreTrainedModel = loaded[0]
@@ -87,8 +91,24 @@ def stop_token_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, extra: Iterable[int] = ()
 ) -> tuple[int, ...]:
     """Every id that ends a completion: EOS of generation config, config and tokenizer, and `extra`; ascending."""
+    return _eos_ids((model.generation_config, model.config, model.config.get_text_config(), tokenizer), extra)
+
+
+def stop_token_ids_before_loading(
+    path: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, extra: Iterable[int] = ()
+) -> tuple[int, ...]:
+    """What `stop_token_ids` will say of the model at `path`, told without its weights."""
+    try:
+        generation = GenerationConfig.from_pretrained(path)
+    except OSError:
+        # there need not be one: the model then generates by its config
+        generation = None
+    return _eos_ids((generation, config, config.get_text_config(), tokenizer), extra)
+
+
+def _eos_ids(holders: Iterable[Any], extra: Iterable[int]) -> tuple[int, ...]:
     found = set(extra)
-    for holder in (model.generation_config, model.config, model.config.get_text_config(), tokenizer):
+    for holder in holders:
         if holder is not None:
             found.update(_ids_of(holder.eos_token_id))
     return tuple(sorted(found))

@@ -2,3 +2,7 @@
 
 Knows answers and completions; does not know policies or losses.
 """
+
+from asynctensorrlhf.rewards.token_match import gpu_reward_simple, tensor_native_reward
+
+__all__ = ["gpu_reward_simple", "tensor_native_reward"]

@@ -20,12 +20,17 @@ from asynctensorrlhf.types import PromptRow, RewardInputs
 
 # Stands where a sequence has ended; no token has this id.
 ENDED = -1
+# How much of a prompt decides how a tokenizer splits the answer after it, in characters.
+_CONTEXT_CHARS = 4
+
+EosIds = int | Sequence[int] | Int[Tensor, "*eos"] | None
+Patterns = Sequence[Int[Tensor, " _"] | Sequence[int]] | Int[Tensor, "*pattern width"]
 
 
 def tensor_native_reward(
     generated_ids: Int[Tensor, "sample token"],
-    answer_patterns: Sequence[Int[Tensor, " _"]] | Int[Tensor, "pattern width"],
-    eos_token_id: int | Sequence[int],
+    answer_patterns: Patterns,
+    eos_token_id: EosIds,
     device: torch.device | str | None = None,
     *,
     pattern_lengths: Int[Tensor, " pattern"] | None = None,
@@ -37,9 +42,9 @@ def tensor_native_reward(
 
     Args:
         generated_ids: completions, padded on the right after an EOS.
-        answer_patterns: one pattern per sample or a single one for all: a list of 1-D tensors, or one tensor padded
-            on the right with negative ids. A pattern ends at its first EOS, so that padding with EOS works too.
-        eos_token_id: one id or several, each of which ends a sequence.
+        answer_patterns: one pattern per sample or a single one for all: a list of 1-D tensors or lists, or one tensor
+            padded on the right with negative ids. A pattern ends at its first EOS, so that padding with EOS works too.
+        eos_token_id: one id or several, each of which ends a sequence; None: nothing does.
         device: where to compute; None: where the completions are.
         pattern_lengths: ids of each pattern of a padded tensor, when its padding is an ordinary id.
 
@@ -52,15 +57,15 @@ def tensor_native_reward(
 
 def gpu_reward_simple(
     generated_ids: Int[Tensor, "sample token"],
-    gt_ids: Sequence[Int[Tensor, " _"]] | Int[Tensor, "answer width"],
-    eos_token_id: int | Sequence[int],
+    gt_ids: Patterns,
+    eos_token_id: EosIds,
 ) -> Float[Tensor, " sample"]:
     """1.0 where the completion before its first EOS equals the answer before its own; else 0.0.
 
     Args:
         generated_ids: completions, padded on the right after an EOS.
         gt_ids: answers, in the forms that `tensor_native_reward` takes.
-        eos_token_id: one id or several, each of which ends a sequence.
+        eos_token_id: one id or several, each of which ends a sequence; None: nothing does.
 
     Returns:
         float32. An empty completion equals an empty answer.
@@ -71,15 +76,18 @@ def gpu_reward_simple(
 
 def _cut_both(
     generated_ids: Int[Tensor, "sample token"],
-    patterns: Sequence[Int[Tensor, " _"]] | Int[Tensor, "pattern width"],
-    eos_token_id: int | Sequence[int],
+    patterns: Patterns,
+    eos_token_id: EosIds,
     device: torch.device | str | None,
     lengths: Int[Tensor, " pattern"] | None,
 ) -> tuple[Int[Tensor, "sample token"], Int[Tensor, "pattern width"]]:
     device = generated_ids.device if device is None else device
-    stops = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
+    stops = _stops(eos_token_id)
     if not isinstance(patterns, Tensor):
-        patterns = pad_sequence(list(patterns), batch_first=True, padding_value=ENDED)
+        rows = [torch.as_tensor(pattern, dtype=torch.long) for pattern in patterns]
+        patterns = pad_sequence(rows, batch_first=True, padding_value=ENDED)
+    elif patterns.dim() == 1:
+        patterns = patterns[None]
     if patterns.shape[0] not in (1, generated_ids.shape[0]):
         raise ValueError(f"there must be 1 or {generated_ids.shape[0]} answers, got {patterns.shape[0]}")
     patterns = patterns.to(device)
@@ -87,11 +95,19 @@ def _cut_both(
     return completion, _cut(patterns, stops, None if lengths is None else _within(lengths.to(device), patterns))
 
 
+def _stops(eos_token_id: EosIds) -> tuple[int | Tensor, ...]:
+    if eos_token_id is None:
+        return ()
+    if isinstance(eos_token_id, Tensor):
+        return eos_token_id.flatten().unbind()
+    return (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
+
+
 def _cut(
-    ids: Int[Tensor, "*batch token"], stops: Sequence[int], is_live: Bool[Tensor, "*batch token"] | None = None
+    ids: Int[Tensor, "*batch token"], stops: Sequence[int | Tensor], is_live: Bool[Tensor, "*batch token"] | None = None
 ) -> Int[Tensor, "*batch token"]:
     """The ids with `ENDED` from the first stop token, negative id or dead position on."""
-    # Compared one by one with Python numbers: a tensor of stop ids would be a copy to the device, which synchronises.
+    # Compared one by one: making a tensor of Python numbers would be a copy to the device, which synchronises.
     has_ended = reduce(torch.logical_or, (ids == stop for stop in stops), ids < 0)
     if is_live is not None:
         has_ended = has_ended | ~is_live
@@ -126,9 +142,9 @@ MATCHERS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"whole": _equals, 
 class TokenMatch:
     """1 when the completion before its first stop token matches one of the accepted answers' ids, else 0.
 
-    Ids alone are unsafe in two ways. Another segmentation of the right text is missed: answers are tokenised alone,
-    and a tokenizer may split a text differently at its start or after a prompt. And `contains` is literal: 4 is found
-    in 42 where these are the ids of 4 and 2, also in -4 and 0.4. With one token per character, `whole` has neither.
+    Ids alone are unsafe in two ways. Another segmentation of the right text is missed: only those that the tokenizer
+    itself makes of it, alone and right after the prompt, are known. And `contains` is literal: 4 is found in 42 where
+    these are the ids of 4 and 2, also in -4 and 0.4. With one token per character, `whole` has neither.
 
     Attributes:
         mode: `whole`: the completion equals the answer; `contains`: the answer's ids occur in it.
@@ -146,7 +162,7 @@ class TokenMatch:
             raise ValueError(f"reward.mode must be one of {', '.join(MATCHERS)}, got {self.mode!r}")
 
     def encode(self, rows: Sequence[PromptRow], tokenizer: Tokenizer) -> dict[str, Tensor]:
-        """The answers' ids, tokenised without special tokens.
+        """The answers' ids, tokenised without special tokens, alone and, where that differs, after their prompt.
 
         Returns:
             `answer_ids` [row, answer, width], padded on the right with -1, and `answer_lengths` [row, answer]; 0 is
@@ -157,10 +173,12 @@ class TokenMatch:
                 whole because of a stop token within it.
         """
         texts = [self._accepted_texts(row_id, row.columns) for row_id, row in enumerate(rows)]
-        flat = [text for accepted in texts for text in accepted]
-        encoded = iter(tokenizer(flat, add_special_tokens=False)["input_ids"] if flat else [])
+        flat = [
+            (row.text[-_CONTEXT_CHARS:], text) for row, accepted in zip(rows, texts, strict=True) for text in accepted
+        ]
+        encoded = iter(_segmentations(flat, tokenizer))
         answers = [
-            [self._up_to_stop(row_id, text, next(encoded)) for text in accepted]
+            [self._up_to_stop(row_id, text, ids) for text in accepted for ids in next(encoded)]
             for row_id, accepted in enumerate(texts)
         ]
         num_answers = max(map(len, answers), default=0)
@@ -202,3 +220,20 @@ class TokenMatch:
                 f"and none after it, got {text!r}"
             )
         return ids[:length]
+
+
+def _segmentations(texts: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[list[Sequence[int]]]:
+    """Ids of each (context, text): of the text alone and, where they differ, of the text right after its context.
+
+    A tokenizer of the SentencePiece kind marks the start of whatever it is given with a space, which a completion right
+    after its prompt does not begin with.
+    """
+    distinct = list(dict.fromkeys(part for context, text in texts for part in (context, text, context + text)))
+    all_ids = tokenizer(distinct, add_special_tokens=False)["input_ids"] if distinct else []
+    ids_of = dict(zip(distinct, all_ids, strict=True))
+    found = []
+    for context, text in texts:
+        alone, before, whole = ids_of[text], ids_of[context], ids_of[context + text]
+        after = whole[len(before) :] if whole[: len(before)] == before else []
+        found.append([alone, after] if after and after != alone else [alone])
+    return found

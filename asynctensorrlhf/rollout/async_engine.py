@@ -37,7 +37,7 @@ class Experience:
 
     Attributes:
         input_ids: the prompt.
-        completion_ids: what was sampled, the stop token included.
+        completion_ids: what was sampled up to the first EOS, which is included.
         behaviour_logprobs: of each sampled id, nats.
         token_versions: policy version of each sampled id.
         reward: 1.0 when the completion before its first EOS equals `gt_ids`, else 0.0.
@@ -95,24 +95,33 @@ class AsyncEngine:
         return [_experience(prompt, sample) for prompt, sample in zip(prompts, samples, strict=True)]
 
 
-def _checked(index: int, prompt: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(index: int, prompt: Any) -> dict[str, Any]:
+    if not isinstance(prompt, Mapping):
+        raise ValueError(f"prompts must be a list of dicts, got {prompt!r} as prompt {index}")
     missing = sorted({"input_ids", "gt_ids", "eos_token_id"} - set(prompt))
     if missing:
         raise ValueError(f"prompt {index} lacks {', '.join(missing)}; it has {', '.join(sorted(prompt))}")
     ids = torch.as_tensor(prompt["input_ids"], dtype=torch.long).flatten().cpu()
     if not len(ids):
         raise ValueError(f"prompt {index}: input_ids is empty")
-    return {**prompt, "input_ids": ids, "gt_ids": torch.as_tensor(prompt["gt_ids"], dtype=torch.long).flatten()}
+    return {
+        "input_ids": ids,
+        "gt_ids": torch.as_tensor(prompt["gt_ids"], dtype=torch.long).flatten(),
+        "eos_token_id": tuple(torch.as_tensor(prompt["eos_token_id"]).flatten().tolist()),
+    }
 
 
 def _experience(prompt: Mapping[str, Any], sample: Sample) -> Experience:
-    ids = sample.completion_ids
+    # the prompt's EOS need not be one of those that end a completion in the engine
+    ended = torch.isin(sample.completion_ids.cpu(), torch.tensor(prompt["eos_token_id"])).nonzero()
+    num_tokens = int(ended[0]) + 1 if len(ended) else len(sample.completion_ids)
+    ids = sample.completion_ids[:num_tokens]
     reward = gpu_reward_simple(ids[None], prompt["gt_ids"][None].to(ids.device), prompt["eos_token_id"])
     return Experience(
         input_ids=prompt["input_ids"],
         completion_ids=ids,
-        behaviour_logprobs=sample.behaviour_logprobs,
-        token_versions=sample.token_versions,
+        behaviour_logprobs=sample.behaviour_logprobs[:num_tokens],
+        token_versions=sample.token_versions[:num_tokens],
         reward=float(reward[0]),
         min_policy_version=int(sample.token_versions[0]),
     )

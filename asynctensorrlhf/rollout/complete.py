@@ -21,16 +21,16 @@ def complete(
     """All samples of all requests, ordered by request and sample index.
 
     Args:
-        engine: idle; it is idle again afterwards.
+        engine: idle again afterwards; samples that an earlier call left in it when it failed are discarded.
         requests: with different group ids.
         between_steps: called between two steps of the engine; may raise to stop.
     """
     waiting = deque(requests)
+    place = {request.prompt.group_id: index for index, request in enumerate(requests)}
     samples: list[Sample] = []
     while waiting or not engine.is_idle():
         between_steps()
         while waiting and engine.has_room():
             engine.add(waiting.popleft())
-        samples += engine.step()
-    place = {request.prompt.group_id: index for index, request in enumerate(requests)}
+        samples += [sample for sample in engine.step() if sample.prompt.group_id in place]
     return sorted(samples, key=lambda sample: (place[sample.prompt.group_id], sample.sample_index))

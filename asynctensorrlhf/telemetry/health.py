@@ -57,7 +57,9 @@ def _ratio_distance(metrics: Metrics) -> float | None:
 
 
 def _fresh_log_ratio(metrics: Metrics) -> float | None:
-    return metrics.get("ratio/abs_log_ratio_max") if metrics.get("staleness/max_versions") == 0 else None
+    """Of samples whose weights are the trainer's own: after the first update of a step they are not any more."""
+    is_fresh = metrics.get("staleness/max_versions") == 0 and metrics.get("train/num_updates") in (None, 1)
+    return metrics.get("ratio/abs_log_ratio_max") if is_fresh else None
 
 
 CHECKS = (

@@ -4,10 +4,12 @@ Knows folders and files; does not know what the numbers in them mean.
 
 A checkpoint is `checkpoints/step_N`: the model in Hugging Face layout (float32), `optimizer.pt`, `random.pt` and
 `state.json`. It is written to a hidden folder, marked complete, and renamed: a folder without the mark is never used.
+The mark lists every file with its size, so that one that is lost or cut off later is noticed.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -44,7 +46,8 @@ def save_checkpoint(
     torch.save(_random_state(), partial / "random.pt")
     (partial / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     _sync_files(partial)
-    (partial / COMPLETE).write_text(f"{step}\n", encoding="utf-8")
+    mark = {"step": step, "num_bytes": _sizes(partial)}
+    (partial / COMPLETE).write_text(json.dumps(mark, indent=1), encoding="utf-8")
     _sync_files(partial)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
@@ -75,12 +78,27 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, skipped
 
 
+def set_newer_aside(folder: Path, last_step: int) -> list[Path]:
+    """Rename step folders past `last_step` to `step_N.after_step_<last_step>`; returns the new names.
+
+    They are damaged, or of an attempt that is given up. A run that goes on from before them would count them as its
+    newest checkpoints, and remove its own for their sake.
+    """
+    moved = []
+    for path in [path for path, match in _step_folders(folder) if int(match[1]) > last_step]:
+        first = path.with_name(f"{path.name}.after_step_{last_step}")
+        others = (first.with_name(f"{first.name}.{number}") for number in itertools.count(2))
+        moved.append(path.rename(next(name for name in itertools.chain([first], others) if not name.exists())))
+    return moved
+
+
 def check_checkpoint(path: Path) -> None:
-    """Raise ValueError when a file of the checkpoint is missing, empty or unreadable."""
+    """Raise ValueError when a file of the checkpoint is missing, cut off or unreadable."""
     for name in (COMPLETE, STATE, "optimizer.pt", "config.json"):
         if not (path / name).is_file() or not (path / name).stat().st_size:
             raise ValueError(f"{path}: no complete checkpoint, {name} is missing or empty")
     try:
+        _check_sizes(path)
         read_state(path)
         torch.load(path / "optimizer.pt", map_location="meta", weights_only=True)
         _check_weights(path)
@@ -145,6 +163,18 @@ def _random_state() -> dict[str, Any]:
 def _step_folders(folder: Path) -> list[tuple[Path, re.Match[str]]]:
     paths = folder.iterdir() if folder.is_dir() else ()
     return [(path, match) for path in paths if path.is_dir() and (match := STEP_FOLDER.fullmatch(path.name))]
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
+def _check_sizes(path: Path) -> None:
+    expected, found = json.loads((path / COMPLETE).read_text(encoding="utf-8"))["num_bytes"], _sizes(path)
+    wrong = [name for name, size in expected.items() if found.get(name) != size]
+    if wrong:
+        raise ValueError(f"missing or of another size: {', '.join(wrong)}")
 
 
 def _check_weights(path: Path) -> None:

@@ -109,7 +109,7 @@ class TrainerWorker:
         self.partial_batch, self.overlong = partial_batch, overlong
         self.checkpoint_every, self.eval_every = checkpoint_every, eval_every
         self._saved_step = progress.num_steps
-        self._is_inside_step = False
+        self._num_updates_before_step: int | None = None
 
     def run(self, take: Callable[[int], list[SampleGroup]], publish: Callable[[], int]) -> StopReason:
         """Step after step; raises what `take` raises, with the state of the last whole step intact."""
@@ -129,7 +129,7 @@ class TrainerWorker:
         if not self._is_enough(groups, batch_size):
             self.buffer.advance(self.versions.current, "data_ended")
             return None
-        self._is_inside_step = True
+        self._num_updates_before_step = self.update.num_updates
         step, version = self.progress.num_steps + 1, self.versions.current
         update = self.update(collate(groups, overlong=self.overlong), step)
         update_s = watch.lap()
@@ -143,7 +143,7 @@ class TrainerWorker:
         metrics = group_metrics(groups, version, watch.total()) | update.metrics | self.buffer.metrics() | times
         report = StepReport(step=step, policy_version=version, metrics=metrics)
         self._account(groups, report)
-        self._is_inside_step = False
+        self._num_updates_before_step = None
         self.telemetry.log(report)
         self.telemetry.log_samples(step, groups, version)
         self.progress.train_wall_s += watch.total()
@@ -176,7 +176,8 @@ class TrainerWorker:
             self.save_whole_steps()
 
     def save_whole_steps(self) -> None:
-        """Write a checkpoint unless the last step has one, or a step broke off half-way and left its weights torn."""
-        if not self._is_inside_step and self.progress.num_steps > self._saved_step:
+        """Write a checkpoint unless the last step has one, or one broke off after its first update: torn weights."""
+        is_torn = self._num_updates_before_step not in (None, self.update.num_updates)
+        if not is_torn and self.progress.num_steps > self._saved_step:
             self.save(self.progress.num_steps)
             self._saved_step = self.progress.num_steps

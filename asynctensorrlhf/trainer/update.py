@@ -113,6 +113,7 @@ class Update:
         has_signal = bool(step_batch.live(everything))
         counts = {
             "train/lr": learning_rate,
+            "train/num_updates": len(outcomes),
             "train/num_tokens": step_batch.num_tokens,
             "train/num_silent_samples": len(step_batch.silent(everything)),
             "train/has_signal": has_signal,
@@ -145,9 +146,9 @@ class Update:
         if not live or problem is not None:
             # then the step below changes nothing, and the schedule still follows it in the right order
             self._gradient.detach()
+        self._num_updates += 1  # first: an update that breaks off half-way counts, its weights are torn
         self._optimizer.step()
         self._scheduler.step()
-        self._num_updates += 1
         if problem is not None:
             self._skip(problem, step)
         exact = metrics.where(lambda name: is_full or _is_exact_without_silent(name))
@@ -164,6 +165,11 @@ class Update:
                 f"step {step}: {problem}; {self._num_skipped} updates skipped so far, "
                 f"trainer.max_skipped_steps={self._max_skipped}"
             )
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates of the run, skipped ones included."""
+        return self._num_updates
 
     def state_dict(self) -> dict[str, int]:
         """Counters of the run, for a checkpoint."""

@@ -124,3 +124,10 @@ def test_an_actor_passes_calls_on_and_hides_the_rest():
     assert actor.sample(1, current_version=1) == ["x"]
     with pytest.raises(AttributeError, match="_shelf"):
         _ = actor._shelf
+
+
+def test_an_actor_without_a_buffer_has_one_of_its_own():
+    actor = ReplayBufferActor(max_size=2)
+    for item in "abc":
+        actor.push(item)
+    assert actor.sample(5) == ["b", "c"]

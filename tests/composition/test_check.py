@@ -37,6 +37,7 @@ BAD_VALUES = [
     ("trainer.device=gpuu", "trainer.device=gpuu: must be a device (auto, cpu, mps, cuda, cuda:N)"),
     ("loss.clip_eps_low=1.5", "loss.clip_eps_low=1.5: must be a float in (0, 1)"),
     ("logger.name=123", "logger.name=123: must be a str or null, got the int 123; quote it twice"),
+    ("seed=4294967296", "seed=4294967296: must be an int in [0, 4294967295]"),
     ("resume=auto", "add output_dir=<the folder of the run>"),
     ("resume=nowhere", "resume=nowhere: no such folder; must be auto"),
 ]
@@ -58,6 +59,7 @@ BAD_NAMES = [
     ("trainer.num_steps", "must be written group=option or key=value"),
     ("data=jsonl", "data.path=???: is required; must be a str"),
     ("hydra.foo=1", "hydra.foo=1: unknown key"),
+    ("output_dir=a/l\u00e4ufe", "quote the value twice: 'output_dir=\"a/l\u00e4ufe\"'"),
 ]
 TEMPLATES = [
     ("data.template='${x}^2$ {question}'", "data.template=${x}^2$ {question}: a text must not refer to other keys"),
@@ -94,6 +96,14 @@ def test_an_interpolation_in_a_text_is_refused_with_its_key_and_the_escape(overr
     said = complaint("data=jsonl", "data.path=x", override)
     assert fragment in said
     assert r"\${" in said
+
+
+@pytest.mark.parametrize("value", [".think=false", "={think: false}"])
+def test_a_new_key_of_a_mapping_is_told_how_to_be_added(value: str) -> None:
+    override = f"data.chat_template_kwargs{value}"
+    said = complaint("data=jsonl", "data.path=x", override)
+    assert said == f"{override}: a key that is new to a mapping is added with a plus: +{override}"
+    assert plan("data=jsonl", "data.path=x", f"+{override}").error is None
 
 
 @pytest.mark.parametrize(

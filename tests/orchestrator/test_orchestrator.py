@@ -1,3 +1,4 @@
+import threading
 import traceback
 
 import pytest
@@ -172,3 +173,31 @@ def test_a_worker_waits_for_room_and_leaves_when_the_buffer_closes():
         with pytest.raises(BufferClosed):
             run.train()
     check_nothing_is_left(orchestrator, buffer)
+
+
+class StuckThread:
+    """Never ends; remembers how long it was waited for."""
+
+    name = "stuck"
+
+    def __init__(self):
+        self.waited_s = []
+
+    def start(self):
+        pass
+
+    def join(self, timeout):
+        self.waited_s.append(timeout)
+        threading.Event().wait(timeout)
+
+    def is_alive(self):
+        return True
+
+
+def test_stuck_workers_share_one_time_limit():
+    orchestrator, _, _ = make_run(engines=[StubEngine()])
+    orchestrator.join_timeout_s = 0.05
+    orchestrator.threads = [StuckThread(), StuckThread(), StuckThread()]
+    with pytest.raises(TimeoutError, match="did not leave"), orchestrator:
+        pass
+    assert sum(limit for thread in orchestrator.threads for limit in thread.waited_s) < 2 * 0.05

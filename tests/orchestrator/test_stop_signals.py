@@ -66,3 +66,26 @@ def test_check_raises_only_after_a_signal_and_reset_forgets_it():
         stop_signals.check()
         """)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_shielded_signal_waits_for_a_check():
+    result = run("""
+        with stop_signals.shielded():
+            os.kill(os.getpid(), signal.SIGTERM)
+            print("saved", flush=True)
+        try:
+            stop_signals.check()
+        except Interrupted as stop:
+            sys.exit(stop.exit_code)
+        """)
+    assert (result.stdout, result.returncode) == ("saved\n", 143), result.stderr
+
+
+def test_the_second_signal_leaves_at_once_even_from_behind_a_shield():
+    result = run("""
+        with stop_signals.shielded():
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            print("still here", flush=True)
+        """)
+    assert (result.stdout, result.returncode) == ("", 130), result.stderr

@@ -4,9 +4,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
-from transformers import BloomConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, BloomConfig, Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
 
-from asynctensorrlhf.policy.load import check_vocabulary, context_length, load_model, stop_token_ids
+from asynctensorrlhf.policy.load import (
+    check_vocabulary,
+    context_length,
+    load_model,
+    stop_token_ids,
+    stop_token_ids_before_loading,
+)
 from tests.policy.tiny import tiny_config, tiny_model
 
 
@@ -74,6 +80,31 @@ def test_every_eos_id_of_model_and_tokenizer_stops() -> None:
     model.generation_config.eos_token_id = [7, 8]
     assert stop_token_ids(model, tokenizer, [3, 9]) == (3, 7, 8, 9)
     assert stop_token_ids(model, make_tokenizer(40)) == (7, 8)
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_the_stop_ids_are_known_before_the_weights_are_loaded(tmp_path: Path, has_file: bool) -> None:
+    model, tokenizer = tiny_model("llama"), make_tokenizer(40, eos_token="t9")
+    model.config.eos_token_id, model.generation_config.eos_token_id = 7, [7, 8]
+    model.save_pretrained(tmp_path)
+    if not has_file:
+        (tmp_path / "generation_config.json").unlink()
+    expected = stop_token_ids(load_model(str(tmp_path)), tokenizer, [3])
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert stop_token_ids_before_loading(str(tmp_path), config, tokenizer, [3]) == expected
+    assert expected == ((3, 7, 8, 9) if has_file else (3, 7, 9))
+
+
+def test_a_family_that_transformers_cannot_run_here_is_one_line(tmp_path: Path) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = Gemma2Config(vocab_size=40, num_key_value_heads=2, head_dim=8, **shape)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    message = (
+        rf"^model\.path={tmp_path}: can't be loaded \(Gemma2ForCausalLM does not support an attention [^.]*\.[^ ]*"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        load_model(str(tmp_path))
+    assert "attn_implementation=" not in str(caught.value)
 
 
 def test_context_is_the_models_and_a_tokenizer_without_limit_says_nothing() -> None:

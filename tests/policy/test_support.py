@@ -1,6 +1,14 @@
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, CohereConfig, MambaConfig, MistralConfig, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    CohereConfig,
+    FalconConfig,
+    MambaConfig,
+    MistralConfig,
+    PretrainedConfig,
+)
 
 from asynctensorrlhf.policy.support import check_support
 from tests.policy.tiny import tiny_model
@@ -53,3 +61,9 @@ def test_attention_that_misreads_masks_is_refused() -> None:
     # eager attention adds the mask to the scores, so True and False mean +1 and 0
     with pytest.raises(ValueError, match=r"does not follow the masks .* eager"):
         check_support(make(tiny_model("llama").config, attn_implementation="eager"), num_positions=16)
+
+
+def test_a_family_that_fails_on_masks_is_refused_in_words() -> None:
+    config = FalconConfig(vocab_size=40, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, alibi=True)
+    with pytest.raises(ValueError, match="FalconForCausalLM is not supported: it fails on the masks and positions"):
+        check_support(make(config), num_positions=16)

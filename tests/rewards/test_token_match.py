@@ -11,6 +11,8 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from asynctensorrlhf.rewards.token_match import TokenMatch, gpu_reward_simple, tensor_native_reward
 from asynctensorrlhf.types import PromptRow, RewardInputs
@@ -194,6 +196,26 @@ def test_scores_do_not_depend_on_order_or_on_padding(mode):
     assert sum(scores) == (2.0 if mode == "whole" else 3.0)
 
 
+def test_an_answer_counts_with_and_without_the_space_mark_that_starts_a_text():
+    pieces = {"<unk>": 0, "\u2581Q": 1, "\u2581is": 2, "\u25814": 3, "4": 4, "Q": 5, "is": 6, "\u2581": 7}
+    backend = Tokenizer(models.Unigram([(piece, -float(place)) for piece, place in pieces.items()], unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    reward = match()
+    answers = reward.encode([PromptRow(ids([1, 2])[0], "Q is", {"answer": "4"})], tokenizer)
+    assert answers["answer_ids"].tolist() == [[[3], [4]]]
+    completions = ids([3], [4], [6])
+    batch = RewardInputs(completions, completions > 0, torch.zeros(3, dtype=torch.long), answers)
+    assert reward(batch).tolist() == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("reward", [tensor_native_reward, gpu_reward_simple])
+def test_answers_may_be_lists_or_one_for_all(reward):
+    generated = ids([4, 5, EOS], [5, 4, EOS])
+    for answers in ([[4, 5], [4, 5]], [torch.tensor([4, 5])], torch.tensor([4, 5])):
+        assert reward(generated, answers, EOS).tolist() == [1.0, 0.0]
+
+
 def test_encoded_answers_are_padded_and_end_before_their_stop_tokens():
     encoded = match().encode([row(answer="a"), row(answer=["bc$$", "e"])], CharacterTokenizer())
     a, b, c, e = (10 + ord(char) for char in "abce")
@@ -249,3 +271,14 @@ def test_it_never_asks_the_device_for_a_value(mode):
     assert match(mode)(RewardInputs(ones, ones > 0, ones[:, 0], answers)).is_meta
     reward = {"whole": gpu_reward_simple, "contains": tensor_native_reward}[mode]
     assert reward(ones, ones, [EOS, OTHER_EOS]).is_meta
+
+
+@pytest.mark.parametrize("eos", [EOS, [EOS], torch.tensor(EOS), torch.tensor([EOS])])
+def test_every_way_to_write_an_eos_id_ends_a_completion(eos):
+    assert found([9, EOS, 4], [4], eos) == 0.0
+    assert equal([9, EOS, 4], [9], eos) == 1.0
+
+
+def test_without_an_eos_id_the_whole_completion_counts():
+    assert found([9, EOS, 4], [EOS, 4], None) == 1.0
+    assert equal([9, EOS, 4], [9, EOS, 4], None) == 1.0

@@ -121,6 +121,14 @@ def test_after_a_sync_the_engine_equals_the_new_weights_also_for_a_prompt_it_has
     assert all(torch.equal(after[key].behaviour_logprobs, fresh[key].behaviour_logprobs) for key in fresh)
 
 
+def test_other_weights_under_the_same_version_are_not_taken_for_those_it_has():
+    new = make_model("llama", seed=1)
+    engine, prompts = make_engine(make_model("llama")), make_prompts(3)
+    engine.load(snapshot_of(new, 0))
+    after, fresh = run_engine(engine, prompts), run_engine(make_engine(new), prompts)
+    assert all(torch.equal(after[key].behaviour_logprobs, fresh[key].behaviour_logprobs) for key in fresh)
+
+
 def test_a_group_that_waits_over_a_swap_is_prefilled_with_the_new_weights():
     old, new = make_model("llama", seed=0), make_model("llama", seed=1)
     engine = make_engine(copy.deepcopy(old), max_concurrent=3, stop_token_ids=(), max_new_tokens=6)

@@ -1,4 +1,4 @@
-"""A loss that a user might have written: PPO that turns NaN from some call on, or at its second call only."""
+"""Losses that a user might have written: PPO that turns NaN, one that raises, and one that can't be built."""
 
 from __future__ import annotations
 
@@ -32,3 +32,22 @@ class BrokenLoss:
         output = self.ppo(inputs)
         is_broken = self.num_calls == 2 if self.fail_from is None else self.num_calls >= self.fail_from
         return replace(output, loss=output.loss * float("nan")) if is_broken else output
+
+
+class RaisingLoss(BrokenLoss):
+    """Raises where `BrokenLoss` turns NaN; only calls that train are counted, not those of diagnostics."""
+
+    def __call__(self, inputs):
+        if not inputs.policy_logprobs.requires_grad:
+            return self.ppo(inputs)
+        output = super().__call__(inputs)
+        if output.loss.isnan():
+            raise ArithmeticError("the loss broke")
+        return output
+
+
+class UnbuildableLoss:
+    """Fails before anything runs."""
+
+    def __init__(self, **_):
+        raise ArithmeticError("the loss can't be built")

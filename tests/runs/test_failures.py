@@ -104,11 +104,11 @@ def test_bad_data_is_one_line_before_any_model_is_loaded(tmp_path, capfd, text, 
     assert "Loading weights" not in captured.err + captured.out
 
 
-def write_loss_option(folder, fail_from):
+def write_loss_option(folder, fail_from, name="BrokenLoss"):
     """A loss of the user's own, in the user's own config folder."""
     (folder / "loss").mkdir()
     option = {"clip_eps_low": 0.2, "clip_eps_high": 0.2, "fail_from": fail_from}
-    target = {"_target_": "tests.runs.broken_loss.BrokenLoss"}
+    target = {"_target_": f"tests.runs.broken_loss.{name}"}
     (folder / "loss" / "broken.yaml").write_text(json.dumps(target | option))
     return ("--config-dir", str(folder), "loss=broken")
 
@@ -133,6 +133,20 @@ def test_a_loss_that_is_not_finite_once_is_skipped_and_counted(tmp_path):
     assert run.exit_code == 0
     assert run.metrics[-1]["train/num_skipped_updates"] == 1
     assert run.summary["groups"]["dropped"] == {"non_finite_update": 4}
+
+
+@pytest.mark.parametrize(("minibatches", "fail_from", "saved"), [(1, 3, ["step_2"]), (2, 5, ["step_2"]), (2, 6, [])])
+def test_an_update_that_raises_keeps_the_steps_before_it_unless_the_weights_are_torn(
+    tmp_path, minibatches, fail_from, saved
+):
+    option = write_loss_option(tmp_path, fail_from=fail_from, name="RaisingLoss")
+    options = (f"trainer.minibatches_per_step={minibatches}", "trainer.checkpoint_every=null", "trainer.mode=sync")
+    # groups large enough for every update to have something to learn
+    run = train(tmp_path / "run", *option, *options, "rollout.group_size=16")
+    assert run.exit_code == 1
+    assert run.summary["num_steps"] == 2
+    assert is_conserved(run.summary)
+    assert [path.name for path in run.folder.glob("checkpoints/step_*")] == saved
 
 
 def test_a_run_that_cannot_learn_says_so(tmp_path, capfd):

@@ -2,14 +2,17 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 
 import pytest
+import torch
 
 from tests.runs.running import SMALL, Run, assert_same_run, is_conserved, rows, train
+from tests.runs.test_failures import write_loss_option
 
 SYNC = ("trainer.mode=sync", "trainer.num_steps=6", "trainer.checkpoint_every=2")
 
@@ -119,6 +122,51 @@ def test_a_signal_while_the_trainer_waits_for_a_slow_engine_ends_the_run(tmp_pat
     assert is_conserved(Run(143, tmp_path / "run").summary)
 
 
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_checkpoint_gone_on_from_and_those_after_it_outlive_a_damaged_newer_one(tmp_path):
+    folder, options = tmp_path / "run", ("trainer.checkpoint_every=1",)
+    train(folder, *options, "trainer.num_steps=4", "trainer.keep_checkpoints=null")
+    (folder / "checkpoints" / "step_4" / "tokenizer.json").write_text("{")
+    run = train(folder, *options, "trainer.num_steps=3", "trainer.keep_checkpoints=1", "resume=auto")
+    assert run.exit_code == 0
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert names == {"step_1", "step_2", "step_3", "step_4.after_step_3"}
+
+
+def test_an_attempt_that_is_given_up_does_not_come_back(tmp_path, capfd):
+    folder, options = tmp_path / "run", ("trainer.checkpoint_every=1", "trainer.num_steps=5")
+    train(folder, *options, "trainer.keep_checkpoints=null")
+    named = f"resume={folder / 'checkpoints' / 'step_2'}"
+    train(folder, *options, named, "trainer.keep_checkpoints=1", "trainer.num_steps=3")
+    assert "step_5.after_step_2" in capfd.readouterr().out
+    assert [path.name for path in (folder / "checkpoints").glob("step_?")] == ["step_3"]
+    run = train(folder, *options, "resume=auto")
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5]
+
+
+def test_a_resumed_run_takes_its_learning_rate_from_its_own_config_and_the_number_of_updates(tmp_path):
+    folder, options = tmp_path / "run", ("optim.schedule=linear", "optim.num_warmup_updates=2")
+    train(folder, *options, "trainer.num_steps=4")
+    changes = ("optim.lr=1e-3", "optim.weight_decay=0.5", "trainer.num_steps=6")
+    run = train(folder, *options, *changes, "resume=auto")
+    assert [row["train/lr"] for row in run.metrics[4:]] == pytest.approx([1e-3 * 2 / 4, 1e-3 * 1 / 4])
+    optimizer = torch.load(folder / "checkpoints" / "step_6" / "optimizer.pt", weights_only=True)
+    assert optimizer["param_groups"][0]["weight_decay"] == 0.5
+
+
+def test_a_resumed_run_that_breaks_off_before_it_starts_keeps_its_counts(uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted.folder, folder)
+    option = write_loss_option(tmp_path, fail_from=1, name="UnbuildableLoss")
+    run = train(folder, *SYNC, "resume=auto", *option)
+    assert run.exit_code == 1
+    for key in ("groups", "num_steps", "completion_tokens"):
+        assert run.summary[key] == uninterrupted.summary[key]
+
+
 def test_rows_past_the_checkpoint_are_moved_aside(tmp_path):
     folder = tmp_path / "run"
     options = ("trainer.checkpoint_every=2", "trainer.mode=sync")
@@ -136,10 +184,10 @@ def test_rows_past_the_checkpoint_are_moved_aside(tmp_path):
 
 def test_a_damaged_newest_checkpoint_is_passed_over(uninterrupted, tmp_path, capfd):
     folder = tmp_path / "run"
-    train(folder, *SYNC, "trainer.num_steps=4")
-    (folder / "checkpoints" / "step_4" / "model.safetensors").write_bytes(b"torn")
+    train(folder, *SYNC)
+    (folder / "checkpoints" / "step_6" / "model.safetensors").write_bytes(b"torn")
     run = train(folder, *SYNC, "resume=auto")
-    assert "step_4" in capfd.readouterr().out
+    assert "step_6" in capfd.readouterr().out
     assert_same_run(uninterrupted, run)
 
 
@@ -154,12 +202,17 @@ def test_a_named_checkpoint_that_is_none_is_an_error(tmp_path, capfd, what):
     assert "step_3" in capfd.readouterr().err
 
 
-def test_other_data_is_refused_on_resume(tmp_path, capfd):
+def test_other_data_is_refused_on_resume_and_nothing_of_the_run_is_touched(tmp_path, capfd):
     folder = tmp_path / "run"
     train(folder, "trainer.num_steps=1")
+    before = contents(folder)
     run = train(folder, "trainer.num_steps=2", "resume=auto", "data.heldout_fraction=0.5")
     assert run.exit_code == 2
     assert "rows or order of the data" in capfd.readouterr().err
+    after = contents(folder)
+    # what Hydra writes by itself, before the job
+    differing = {path for path in before | after if before.get(path) != after.get(path)}
+    assert all(path.parts[0] in (".hydra", "train.log") for path in differing)
 
 
 def test_a_used_folder_is_refused_and_left_as_it_is(uninterrupted, capfd):

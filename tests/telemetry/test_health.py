@@ -44,6 +44,7 @@ def test_trouble_is_told_once_when_the_window_is_full_of_it(trouble, words):
         {"ratio/mean": 1.9},
         {"ratio/mean": math.nan},
         {"ratio/abs_log_ratio_max": 2.5, "staleness/max_versions": 1.0},
+        {"ratio/abs_log_ratio_max": 2.5, "staleness/max_versions": 0.0, "train/num_updates": 2.0},
         {"reward/unscored_fraction": 0.1, "train/has_signal": 1.0},
     ],
 )

@@ -15,12 +15,14 @@ from asynctensorrlhf.trainer.checkpoint import (
     remove_old_checkpoints,
     restore_random_state,
     save_checkpoint,
+    set_newer_aside,
 )
 
 
 def save_model(folder):
     save_file({"w": torch.arange(4.0)}, folder / "model.safetensors")
     (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
 
 
 def save(folder, step, **options):
@@ -48,10 +50,9 @@ def test_checkpoints_are_ordered_by_number_and_other_names_ignored(tmp_path):
 DAMAGES = [
     *(
         (name, damage)
-        for name in ("state.json", "optimizer.pt", "model.safetensors")
+        for name in ("state.json", "optimizer.pt", "model.safetensors", "config.json", "tokenizer.json", "COMPLETE")
         for damage in ("deleted", "emptied", "torn")
     ),
-    *((name, damage) for name in ("COMPLETE", "config.json") for damage in ("deleted", "emptied")),
 ]
 
 
@@ -98,6 +99,16 @@ def test_the_newest_checkpoints_are_kept(tmp_path, keep, left):
     remove_old_checkpoints(tmp_path, keep=keep)
     names = [path.name for path in complete_checkpoints(tmp_path)]
     assert names == left or len(names) == left
+
+
+def test_newer_checkpoints_are_set_aside_under_names_of_their_own(tmp_path):
+    for _ in range(2):
+        for step in (4, 9, 10):
+            save(tmp_path, step)
+        set_newer_aside(tmp_path, 4)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step_4"]
+    aside = {f"step_{step}.after_step_4{end}" for step in (9, 10) for end in ("", ".2")}
+    assert {path.name for path in tmp_path.iterdir()} == {"step_4", *aside}
 
 
 def test_half_written_folders_are_removed_with_the_old_ones(tmp_path):

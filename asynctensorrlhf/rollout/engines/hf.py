@@ -80,8 +80,8 @@ class HFEngine:
 
     def __init__(
         self,
-        *,
         model_or_path: PreTrainedModel | str | Path,
+        *,
         device: str | torch.device | None = None,
         max_new_tokens: int = 16,
         temperature: float = 1.0,
@@ -95,13 +95,16 @@ class HFEngine:
     ) -> None:
         if not temperature > 0:
             raise ValueError(f"rollout.temperature must be > 0, got {temperature}")
+        if max_new_tokens < 1 or max_concurrent < 1:
+            raise ValueError(f"max_new_tokens and max_concurrent must be >= 1, got {max_new_tokens}, {max_concurrent}")
         model = model_or_path if isinstance(model_or_path, PreTrainedModel) else load_model(str(model_or_path))
         if device is not None:
             model.to(device)  # type: ignore[arg-type]
         self.device = model.device
         self.max_new_tokens, self.temperature, self.seed = max_new_tokens, temperature, seed
         self.kv, self.dtype, self.greedy = kv, dtype, greedy
-        self.num_token_ids = num_token_ids or num_embeddings(model)
+        self.num_embeddings = num_embeddings(model)
+        self.num_token_ids = num_token_ids or self.num_embeddings
         self.weights = EngineWeights(model, dtype=dtype)
         self.backbone = Backbone(model)
         stops = stop_token_ids_of(model) if stop_token_ids is None else stop_token_ids
@@ -111,6 +114,8 @@ class HFEngine:
         self.cache = SlotCache(self.backbone.num_layers, self.slots.ids.shape[0])
         self.waiting: deque[WaitingGroup] = deque()
         self.policy_version = 0
+        # by identity: another snapshot of the same version may hold other weights
+        self._loaded: WeightSnapshot | None = None
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a group; all its random numbers are drawn here."""
@@ -121,6 +126,8 @@ class HFEngine:
                 f"prompt of {len(prompt.prompt_ids)} tokens + rollout.max_new_tokens={self.max_new_tokens} exceeds the "
                 f"model's context of {limit}: lower rollout.max_new_tokens or data.max_prompt_tokens"
             )
+        if not 0 <= int(prompt.prompt_ids.min()) <= int(prompt.prompt_ids.max()) < self.num_embeddings:
+            raise ValueError(f"prompt ids must be in [0, {self.num_embeddings}), got {prompt.prompt_ids.tolist()}")
         uniforms = draw_uniforms(self.seed, prompt.group_id, request.num_samples, self.max_new_tokens)
         self.waiting.append(WaitingGroup(request, uniforms))
 
@@ -140,10 +147,10 @@ class HFEngine:
 
     def load(self, snapshot: WeightSnapshot) -> None:
         """Swap the weights between two decode steps; running completions go on under the new version."""
-        if snapshot.policy_version == self.policy_version:
+        if snapshot is self._loaded:
             return
         self.weights.load(snapshot)
-        self.policy_version = snapshot.policy_version
+        self._loaded, self.policy_version = snapshot, snapshot.policy_version
         for group in self.waiting:
             group.prefill = None
         if self.kv == "recompute" and self.slots.running:
