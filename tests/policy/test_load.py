@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
-from transformers import AutoConfig, BloomConfig, Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, BloomConfig, PreTrainedTokenizerFast
 
 from asynctensorrlhf.policy.load import (
     check_vocabulary,
@@ -95,16 +95,11 @@ def test_the_stop_ids_are_known_before_the_weights_are_loaded(tmp_path: Path, ha
     assert expected == ((3, 7, 8, 9) if has_file else (3, 7, 9))
 
 
-def test_a_family_that_transformers_cannot_run_here_is_one_line(tmp_path: Path) -> None:
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = Gemma2Config(vocab_size=40, num_key_value_heads=2, head_dim=8, **shape)
-    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    message = (
-        rf"^model\.path={tmp_path}: can't be loaded \(Gemma2ForCausalLM does not support an attention [^.]*\.[^ ]*"
-    )
-    with pytest.raises(ValueError, match=message) as caught:
+def test_a_folder_that_transformers_cannot_load_is_one_line(tmp_path: Path) -> None:
+    tiny_config("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf"^model\.path={tmp_path}: can't be loaded \(.*no file named") as caught:
         load_model(str(tmp_path))
-    assert "attn_implementation=" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_context_is_the_models_and_a_tokenizer_without_limit_says_nothing() -> None:
