@@ -48,6 +48,7 @@ def run(cfg: DictConfig, run_dir: Path, sweep_job: SweepJob | None = None) -> di
     sources = load_sources(cfg, resume.path if resume is not None else None)
     if resume is not None:
         check_same_data(resume, sources)
+        notes.append(f"going on from {resume.path}")
     if cfg.dry_run:
         return describe_dry_run(cfg, sources)
     config = claim(run_dir, cfg, is_resumed=cfg.resume is not None)
@@ -81,15 +82,15 @@ def train(
 ) -> dict[str, Any]:
     """Build the parts and run them; a summary is written however it ends."""
     parts: Parts | None = None
-    stop_reason = "error"
     try:
         parts = build(cfg, sources, resume, run_dir, telemetry)
         evaluate_before(parts.evaluator, parts.progress, telemetry)
         stop_reason = train_to_the_end(parts, telemetry)
         evaluate_after(parts.evaluator, parts.progress, telemetry)
         parts.export(run_dir / "final")
-    except Interrupted:
-        stop_reason = "interrupted"
+    except BaseException as error:
+        # also past the training itself: an evaluation that fails is no completed run
+        stop_reason = "interrupted" if isinstance(error, Interrupted) else "error"
         raise
     finally:
         with stop_signals.shielded():

@@ -52,9 +52,10 @@ class GroupAwareReplayBuffer:
 
     Args:
         group_size: samples of a group.
-        max_groups: most complete groups, and most incomplete ones; one more drops the oldest of its kind. Samples of a
-            dropped incomplete group that come later start it anew.
+        max_groups: most complete groups; one more drops the oldest.
         max_size: the same, for callers that know the buffers by this name.
+        max_incomplete: most groups that samples are missing of; one more drops the oldest. A bound on memory, for
+            producers that give groups up: samples of a dropped group that come later start it anew.
         max_staleness: oldest group that stays, in versions; None = any.
         filter_zero_variance: drop groups whose scored rewards are all equal.
         advantage_fn: rewards of one group to its advantages; None: entries carry none.
@@ -67,6 +68,7 @@ class GroupAwareReplayBuffer:
         max_groups: int = 1024,
         *,
         max_size: int | None = None,
+        max_incomplete: int = 1024,
         max_staleness: int | None = None,
         filter_zero_variance: bool = False,
         advantage_fn: AdvantageFn | None = None,
@@ -74,6 +76,9 @@ class GroupAwareReplayBuffer:
     ) -> None:
         if group_size < 1:
             raise ValueError(f"group_size must be >= 1, got {group_size}")
+        if max_incomplete < 1:
+            raise ValueError(f"max_incomplete must be >= 1, got {max_incomplete}")
+        self.max_incomplete = max_incomplete
         self.group_size, self.filter_zero_variance, self.advantage_fn = group_size, filter_zero_variance, advantage_fn
         self._complete = Shelf(
             max_size=max_groups if max_size is None else max_size,
@@ -147,6 +152,6 @@ class GroupAwareReplayBuffer:
         self._complete.append(entries, min(entry.policy_version for entry in entries))
 
     def _bound_incomplete(self) -> None:
-        if len(self._incomplete) > self._complete.max_size:
+        if len(self._incomplete) > self.max_incomplete:
             del self._incomplete[next(iter(self._incomplete))]
             self._complete.count_dropped("incomplete")

@@ -153,3 +153,22 @@ def test_samples_pushed_from_many_threads_make_whole_groups(call):
 def test_an_empty_group_is_refused(group_size):
     with pytest.raises(ValueError, match="group_size must be >= 1"):
         GroupAwareReplayBuffer(group_size=group_size)
+
+
+def test_groups_that_fill_up_side_by_side_are_not_evicted_before_they_are_complete():
+    buffer = GroupAwareReplayBuffer(group_size=2, max_groups=2)
+    for index in range(2):
+        for group_id in "abcd":
+            buffer.push(entry(group_id, index))
+    assert names(buffer.sample(9)) == [["c0", "c1"], ["d0", "d1"]]
+    assert buffer.dropped == {"evicted": 2}
+
+
+def test_given_up_groups_are_bounded_and_counted():
+    buffer = GroupAwareReplayBuffer(group_size=2, max_incomplete=2)
+    for group_id in "abc":
+        buffer.push(entry(group_id, 0))
+    for group_id in "bc":
+        buffer.push(entry(group_id, 1))
+    assert names(buffer.sample(9)) == [["b0", "b1"], ["c0", "c1"]]
+    assert buffer.dropped == {"incomplete": 1}

@@ -153,3 +153,14 @@ def test_a_run_that_cannot_learn_says_so(tmp_path, capfd):
     options = ("engine=stub", "engine.script=[[7,2]]", "trainer.num_steps=6", "logger.health_window=3")
     train(tmp_path / "run", *options)
     assert "no group had any reward variance" in capfd.readouterr().err
+
+
+def test_an_evaluation_that_fails_after_training_is_no_completed_run(tmp_path, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("no evaluation")
+
+    monkeypatch.setattr("asynctensorrlhf.train.evaluate_after", fail)
+    run = train(tmp_path / "run")
+    assert run.exit_code == 1
+    assert run.summary["stop_reason"] == "error"
+    assert run.summary["num_steps"] == 4
