@@ -17,7 +17,7 @@ from asynctensorrlhf.composition.build import Parts, build
 from asynctensorrlhf.composition.dry_run import describe_dry_run
 from asynctensorrlhf.composition.errors import ConfigError
 from asynctensorrlhf.composition.resume import ResumePoint, check_same_data, find_resume_point, set_aside
-from asynctensorrlhf.composition.run_folder import claim
+from asynctensorrlhf.composition.run_folder import claim, owned
 from asynctensorrlhf.composition.sources import Sources, load_sources
 from asynctensorrlhf.composition.summary import headline, summarise
 from asynctensorrlhf.composition.sweep import SweepJob
@@ -39,6 +39,12 @@ def run(cfg: DictConfig, run_dir: Path, sweep_job: SweepJob | None = None) -> di
         Interrupted: a signal asked the run to stop; checkpoint and summary are written.
         Exception: the first error of any part, with its own traceback; the summary is written.
     """
+    with owned(run_dir):
+        return _run(cfg, run_dir, sweep_job)
+
+
+def _run(cfg: DictConfig, run_dir: Path, sweep_job: SweepJob | None) -> dict[str, Any]:
+    """The job, in a folder that no other process uses."""
     stop_signals.reset()
     if not sys.stderr.isatty():
         # bars are for people who watch; in a file they are one long line

@@ -42,7 +42,8 @@ class ReplayBuffer:
             data has ended there will be no room: the worker stays parked until `close`.
         `take` for enough groups in order; woken by `put`, `drop`, `limit_admissions`, `close`.
         Nothing else waits. `put` least of all: whoever puts may hold the straggler that everyone waits for.
-    A wait longer than `wait_timeout_s` since it began, or since the last `advance`, raises BufferStalled.
+    A wait longer than `wait_timeout_s` since it began, or since the last `advance`, raises BufferStalled; while groups
+    are taken the trainer is at work, and `admit` goes on waiting.
 
     Args:
         order: which held groups may be taken, next first.
@@ -91,7 +92,9 @@ class ReplayBuffer:
             self._raise_if_closed()
             if not wait and not self._has_room():
                 return None
-            self._wait_until(self._has_room, "admit", "room, which advance or a drop makes")
+            self._wait_until(
+                self._has_room, "admit", "room, which advance or a drop makes", is_excused=self._is_training
+            )
             return self._ledger.admit()
 
     def put(self, group: SampleGroup) -> None:
@@ -255,10 +258,21 @@ class ReplayBuffer:
                     f"version {record.ticket.policy_version}. Load weights after admission, publish once per batch"
                 )
 
-    def _wait_until(self, is_ready: Callable[[], bool], waiter: str, awaited: str) -> None:
+    def _is_training(self) -> bool:
+        return bool(self._ledger.outstanding(TicketState.TAKEN))
+
+    def _wait_until(
+        self,
+        is_ready: Callable[[], bool],
+        waiter: str,
+        awaited: str,
+        is_excused: Callable[[], bool] = lambda: False,
+    ) -> None:
         began_at_s = time.monotonic()
         while not is_ready():
-            remaining_s = max(began_at_s, self._advanced_at_s) + self.wait_timeout_s - time.monotonic()
+            now_s = time.monotonic()
+            since_s = now_s if is_excused() else max(began_at_s, self._advanced_at_s)
+            remaining_s = since_s + self.wait_timeout_s - now_s
             if remaining_s <= 0:
                 raise BufferStalled(self._describe_stall(waiter, awaited))
             self._changed.wait(remaining_s)

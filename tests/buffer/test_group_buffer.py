@@ -64,7 +64,7 @@ def test_capacity_counts_groups_and_the_oldest_complete_one_goes():
 
 
 def test_groups_that_never_complete_do_not_pile_up():
-    buffer = GroupAwareReplayBuffer(group_size=2, max_size=3)
+    buffer = GroupAwareReplayBuffer(group_size=2, max_incomplete=3)
     for group_id in range(10):
         buffer.push(entry(group_id, 0))
     assert buffer.num_dropped == 7
@@ -162,13 +162,3 @@ def test_groups_that_fill_up_side_by_side_are_not_evicted_before_they_are_comple
             buffer.push(entry(group_id, index))
     assert names(buffer.sample(9)) == [["c0", "c1"], ["d0", "d1"]]
     assert buffer.dropped == {"evicted": 2}
-
-
-def test_given_up_groups_are_bounded_and_counted():
-    buffer = GroupAwareReplayBuffer(group_size=2, max_incomplete=2)
-    for group_id in "abc":
-        buffer.push(entry(group_id, 0))
-    for group_id in "bc":
-        buffer.push(entry(group_id, 1))
-    assert names(buffer.sample(9)) == [["b0", "b1"], ["c0", "c1"]]
-    assert buffer.dropped == {"incomplete": 1}

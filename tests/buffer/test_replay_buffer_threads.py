@@ -295,3 +295,14 @@ def test_a_worker_that_dies_ends_the_trainers_wait_with_its_error(call):
     with pytest.raises(BufferClosed) as closed:
         taking.result()
     assert str(closed.value.__cause__) == "call 3 failed"
+
+
+def test_a_step_longer_than_the_time_limit_does_not_fail_the_workers_that_wait_for_it(group_of, monkeypatch):
+    buffer = paced(groups_per_step=1, wait_timeout_s=10.0)
+    buffer.put(group_of(buffer.admit(wait=True)))
+    buffer.take(1)
+    clock = ScriptedCondition([lambda: None, lambda: None, lambda: None, lambda: buffer.advance(1)])
+    monkeypatch.setattr("asynctensorrlhf.buffer.replay_buffer.time.monotonic", lambda: clock.now_s)
+    buffer._changed = clock
+    assert buffer.admit(wait=True).policy_version == 1
+    assert clock.now_s == 24.0

@@ -227,3 +227,15 @@ def test_the_last_state_is_saved_once_and_only_the_newest_are_kept(tmp_path):
     run = train(tmp_path / "run", "trainer.num_steps=7", "trainer.checkpoint_every=2", "trainer.keep_checkpoints=2")
     names = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
     assert names == ["step_6", "step_7"]
+
+
+def test_two_processes_do_not_run_in_one_folder(tmp_path, capfd):
+    folder = tmp_path / "run"
+    with start(folder, "trainer.num_steps=100000", "logger.print_every=1") as process:
+        next(line for line in process.stdout if line.startswith("step 1/"))
+        run = train(folder, "resume=auto")
+        process.kill()
+        process.stdout.read()
+    assert run.exit_code == 2
+    assert "another process is running in it" in capfd.readouterr().err
+    assert train(folder, "resume=auto").exit_code == 0
