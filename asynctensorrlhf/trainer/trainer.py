@@ -133,7 +133,8 @@ class TrainerWorker:
         step, version = self.progress.num_steps + 1, self.versions.current
         update = self.update(collate(groups, overlong=self.overlong), step)
         update_s = watch.lap()
-        self.buffer.advance(self.publish(), "non_finite_update" if update.num_skipped == update.num_updates else None)
+        is_trained = update.num_skipped < update.num_updates
+        self.buffer.advance(self.publish(), None if is_trained else "non_finite_update")
         times = {
             "time/wait_for_batch_s": wait_s,
             "time/update_s": update_s,
@@ -142,22 +143,23 @@ class TrainerWorker:
         }
         metrics = group_metrics(groups, version, watch.total()) | update.metrics | self.buffer.metrics() | times
         report = StepReport(step=step, policy_version=version, metrics=metrics)
-        self._account(groups, report)
+        self.progress.num_steps = step
         self._num_updates_before_step = None
         self.telemetry.log(report)
-        self.telemetry.log_samples(step, groups, version)
+        if is_trained:
+            self._account(groups, version)
+            self.telemetry.log_samples(step, groups, version)
         self.progress.train_wall_s += watch.total()
         return report
 
     def _is_enough(self, groups: list[SampleGroup], batch_size: int) -> bool:
         return len(groups) == batch_size or (self.partial_batch and bool(groups))
 
-    def _account(self, groups: list[SampleGroup], report: StepReport) -> None:
+    def _account(self, groups: list[SampleGroup], version: int) -> None:
         progress = self.progress
-        progress.num_steps = report.step
         progress.completion_tokens += sum(len(s.completion_ids) for group in groups for s in group.samples)
         progress.max_staleness_seen = max(
-            progress.max_staleness_seen, *(report.policy_version - group.min_policy_version for group in groups)
+            progress.max_staleness_seen, *(version - group.min_policy_version for group in groups)
         )
 
     def _evaluate_if_due(self) -> None:
@@ -171,9 +173,10 @@ class TrainerWorker:
             )
 
     def _save_if_due(self) -> None:
-        step = self.progress.num_steps
+        watch, step = Stopwatch(), self.progress.num_steps
         if step == self.num_steps or (self.checkpoint_every is not None and step % self.checkpoint_every == 0):
             self.save_whole_steps()
+        self.progress.train_wall_s += watch.total()
 
     def save_whole_steps(self) -> None:
         """Write a checkpoint unless the last step has one, or one broke off after its first update: torn weights."""

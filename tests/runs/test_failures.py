@@ -132,6 +132,9 @@ def test_a_loss_that_is_not_finite_once_is_skipped_and_counted(tmp_path):
     run = train(tmp_path / "run", *write_loss_option(tmp_path, fail_from=None))
     assert run.exit_code == 0
     assert run.metrics[-1]["train/num_skipped_updates"] == 1
+    # what was discarded was not trained, and is not listed as if it had been
+    assert [row["step"] for row in run.samples] == [1] * 16 + [3] * 16 + [4] * 16
+    assert run.summary["completion_tokens"] == sum(len(row["completion_ids"]) for row in run.samples)
     assert run.summary["groups"]["dropped"] == {"non_finite_update": 4}
 
 
