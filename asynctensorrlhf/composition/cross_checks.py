@@ -121,6 +121,13 @@ def mask_lies_outside_the_clip_range(values: Values) -> str | None:
     )
 
 
+def workers_are_used(values: Values) -> str | None:
+    """A synchronous run generates in the trainer's own thread, with one engine."""
+    if values["trainer.mode"] != "sync" or values["rollout.num_workers"] in (1, ABSENT):
+        return None
+    return f"rollout.num_workers={values['rollout.num_workers']}: only one of them generates with trainer.mode=sync"
+
+
 CHECKS: tuple[Callable[[Values], str | None], ...] = (
     buffer_holds_a_step,
     group_has_something_to_compare,
@@ -131,4 +138,5 @@ CHECKS: tuple[Callable[[Values], str | None], ...] = (
     template_is_given_once,
     resume_has_something_to_resume,
     mask_lies_outside_the_clip_range,
+    workers_are_used,
 )

@@ -177,3 +177,9 @@ def test_what_comes_from_the_environment_stays_out_of_resolved_configs_and_messa
     assert "made-up-123" not in str(resolved)
     assert resolved["engine"]["dtype"] == "float32"
     assert "made-up-123" not in complaint("optim.lr='${oc.env:ATRLHF_TEST_VALUE}'")
+
+
+def test_workers_that_a_synchronous_run_leaves_idle_are_a_warning() -> None:
+    assert "only one of them" in plan("trainer.mode=sync", "rollout.num_workers=2").warnings[0]
+    assert plan("trainer.mode=sync").warnings == ()
+    assert plan("rollout.num_workers=2").warnings == ()
