@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from asynctensorrlhf.types import (
+    AdvantageInputs,
+    AdvantageOutput,
+    BatchPlan,
     GenerationRequest,
     LossInputs,
     LossOutput,
@@ -156,12 +159,31 @@ class GroupAdvantage(Protocol):
 
 
 @runtime_checkable
+class Advantage(GroupAdvantage, Protocol):
+    """How rewards become advantages, in two places: when a group is complete, and when its batch is trained.
+
+    Attributes:
+        needs: names of the optional `AdvantageInputs` it reads: `proximal_logprobs`, `ref_logprobs`, `values`.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See above."""
+        ...
+
+    def over_batch(self, inputs: AdvantageInputs) -> AdvantageOutput:
+        """What needs values or the whole batch; called once a step with the same inputs on every rank."""
+        ...
+
+
+@runtime_checkable
 class Loss(Protocol):
     """A pure function of log-probabilities and advantages.
 
     Attributes:
-        needs: names of the optional `LossInputs` it reads: `proximal_logprobs`, `ref_logprobs`, `keep_mask`.
+        needs: names of the optional `LossInputs` it reads: `proximal_logprobs`, `ref_logprobs`, `entropy`, `plan`.
         sequences: which of them `global_num_sequences` counts: `trained`, those with a trained token, or `all`.
+        acts_without_advantage: whether samples whose advantages are all 0 have a gradient (KL, entropy).
     """
 
     @property
@@ -174,13 +196,13 @@ class Loss(Protocol):
         """See above."""
         ...
 
-    def keep_mask(
-        self,
-        log_ratio: Float[Tensor, "sample token"],
-        advantages: Float[Tensor, "sample token"],
-        loss_mask: Bool[Tensor, "sample token"],
-    ) -> Bool[Tensor, "sample token"]:
-        """Tokens of the whole optimizer batch that stay in the loss; called when `needs` holds `keep_mask`."""
+    @property
+    def acts_without_advantage(self) -> bool:
+        """See above."""
+        ...
+
+    def plan(self, inputs: LossInputs) -> BatchPlan:
+        """What is decided over the whole optimizer batch; called when `needs` holds `plan`, with detached inputs."""
         ...
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

@@ -6,8 +6,8 @@ All tensors are detached, and none has a vocabulary-sized axis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -147,6 +147,7 @@ class TrainBatch:
         advantages: per token; constant over a sample for group-relative advantages.
         rewards: per sample, NaN = no score.
         loss_mask: True on the tokens that are trained.
+        is_truncated: samples that the length limit cut.
     """
 
     prompt_ids: Int[Tensor, "prompt prompt_token"]
@@ -159,6 +160,7 @@ class TrainBatch:
     advantages: Float[Tensor, "sample token"]
     rewards: Float[Tensor, " sample"]
     loss_mask: Bool[Tensor, "sample token"]
+    is_truncated: Bool[Tensor, " sample"]
 
     @property
     def num_samples(self) -> int:
@@ -182,11 +184,14 @@ class LossInputs:
         advantages: per token, detached, reward units.
         loss_mask: True on the tokens that are trained; other positions may hold anything, NaN included.
         global_num_tokens: trained tokens of the optimizer batch.
-        global_num_sequences: its sequences with a trained token.
-        proximal_logprobs: log pi at the start of the update; None means the behaviour policy.
+        global_num_sequences: its sequences, as the loss's `sequences` counts them.
+        proximal_logprobs: log pi at the start of the step; None: the step has one update, so it is the policy itself.
         ref_logprobs: log pi of the frozen reference, when the loss needs it.
-        keep_mask: what `Loss.keep_mask` returned for these tokens over the optimizer batch; None: computed here.
-        global_num_kept_tokens: kept trained tokens of the optimizer batch; None: counted here.
+        entropy: of the distribution of each token, nats; carries a gradient when the loss needs it.
+        token_versions: policy version that sampled each token.
+        policy_version: version of the weights at the start of the step.
+        kl_scale: what the adaptive controller multiplies every KL coefficient by.
+        plan: what `Loss.plan` returned for the optimizer batch, cut to these tokens; None: these are the whole batch.
     """
 
     policy_logprobs: Float[Tensor, "sample token"]
@@ -197,8 +202,38 @@ class LossInputs:
     global_num_sequences: Tensor | float
     proximal_logprobs: Float[Tensor, "sample token"] | None = None
     ref_logprobs: Float[Tensor, "sample token"] | None = None
-    keep_mask: Bool[Tensor, "sample token"] | None = None
-    global_num_kept_tokens: Tensor | float | None = None
+    entropy: Float[Tensor, "sample token"] | None = None
+    token_versions: Int[Tensor, "sample token"] | None = None
+    policy_version: int | None = None
+    kl_scale: float = 1.0
+    plan: BatchPlan | None = None
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What a loss decides once over the whole optimizer batch: a mask, and bounds; constants.
+
+    Attributes:
+        keep_mask: trained tokens that stay in the loss.
+        num_kept: how many of the optimizer batch stay.
+        clip_eps_low: lower clip radius found for this batch, scalar; read with `clip_mask`.
+        clip_eps_high: upper one.
+        clip_mask: tokens that they clip, decided here and not where micro-batches round differently; None: no radii
+            were found, the loss has its own.
+        metrics: of the whole batch, logged once.
+    """
+
+    keep_mask: Bool[Tensor, "sample token"]
+    num_kept: Int[Tensor, ""]
+    clip_eps_low: Tensor | float = 0.0
+    clip_eps_high: Tensor | float = 0.0
+    clip_mask: Bool[Tensor, "sample token"] | None = None
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def cut(self, cut: Callable[[Tensor], Tensor]) -> BatchPlan:
+        """The same plan for a part of the tokens."""
+        clip_mask = None if self.clip_mask is None else cut(self.clip_mask)
+        return replace(self, keep_mask=cut(self.keep_mask), clip_mask=clip_mask)
 
 
 @dataclass(frozen=True)
@@ -209,11 +244,55 @@ class LossOutput:
         loss: scalar; the sum over micro-batches and ranks is the loss of the optimizer batch.
         metrics: scalars already divided by the global denominators: add them over micro-batches and ranks.
         maxima: scalars of which the largest counts.
+        minima: scalars of which the smallest counts.
     """
 
     loss: Float[Tensor, ""]
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     maxima: Mapping[str, Tensor] = field(default_factory=dict)
+    minima: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """What an advantage sees of one step's batch, all ranks together; every tensor is detached.
+
+    Attributes:
+        group_advantages: what the advantage returned for each complete group, per token; 0 where nothing was sampled.
+        rewards: NaN = no score.
+        loss_mask: True on the tokens that are trained; other positions may hold anything, NaN included.
+        group_index: which samples belong to one group: samples of a group have one number.
+        is_truncated: samples that the length limit cut.
+        proximal_logprobs: log pi at the start of the step, nats; given when the advantage needs it.
+        ref_logprobs: log pi of the frozen reference, nats; likewise.
+        values: value head's estimate before each token, and after the last one, at index `length`; likewise.
+        kl_scale: what the adaptive controller multiplies every KL coefficient by.
+    """
+
+    group_advantages: Float[Tensor, "sample token"]
+    rewards: Float[Tensor, " sample"]
+    loss_mask: Bool[Tensor, "sample token"]
+    group_index: Int[Tensor, " sample"]
+    is_truncated: Bool[Tensor, " sample"]
+    proximal_logprobs: Float[Tensor, "sample token"] | None = None
+    ref_logprobs: Float[Tensor, "sample token"] | None = None
+    values: Float[Tensor, "sample state"] | None = None
+    kl_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class AdvantageOutput:
+    """Advantages of a step's batch.
+
+    Attributes:
+        advantages: per token, reward units; 0 where not trained.
+        returns: what the value head is trained to predict, 0 where not trained; None without a value head.
+        metrics: scalars of the whole batch.
+    """
+
+    advantages: Float[Tensor, "sample token"]
+    returns: Float[Tensor, "sample token"] | None = None
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,16 @@ every sample (all others); does not know the loss. Metrics are shares of the opt
 micro-batches and ranks. Nothing here carries a gradient.
 """
 
+import math
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
 from asynctensorrlhf.losses.aggregation import at_least_one
+from asynctensorrlhf.losses.sequence_ratio import product_log_ratio
 from asynctensorrlhf.losses.surrogate import LOG_RATIO_LIMIT
 
 
@@ -23,14 +27,15 @@ def clip_fractions(
     log_ratio: Float[Tensor, "sample token"],
     advantages: Float[Tensor, "sample token"],
     *,
-    clip_eps_low: float,
-    clip_eps_high: float,
+    clip_eps_low: float | Tensor,
+    clip_eps_high: float | Tensor,
     dual_clip: float | None = None,
     global_num_tokens: Tensor | float,
 ) -> dict[str, Tensor]:
     """Shares of trained tokens whose clip binds: the gradient is zero because of it. Exact without silent samples.
 
-    Low: A < 0 and r < 1 - low. High: A > 0 and r > 1 + high. Dual, only with `dual_clip`: A < 0 and r > dual_clip.
+    Low: A < 0 and r < 1 - low. High: A > 0 and r > 1 + high. Without a suffix: both. Dual, only with `dual_clip`: A < 0
+    and r > dual_clip. Only what binds counts: A > 0 with r < 1 - low is not clipped by the minimum.
 
     Args:
         log_ratio: nats.
@@ -41,43 +46,103 @@ def clip_fractions(
         global_num_tokens: trained tokens of the optimizer batch.
     """
     ratio, bad, good = log_ratio.detach().exp(), advantages < 0, advantages > 0
+    low, high = bad & (ratio < 1.0 - clip_eps_low), good & (ratio > 1.0 + clip_eps_high)
     binding = {
-        "loss/clip_fraction_low": bad & (ratio < 1.0 - clip_eps_low),
-        "loss/clip_fraction_high": good & (ratio > 1.0 + clip_eps_high),
+        "loss/clip_fraction": low | high,
+        "loss/clip_fraction_low": low,
+        "loss/clip_fraction_high": high,
     }
     if dual_clip is not None:
         binding["loss/clip_fraction_dual"] = bad & (ratio > dual_clip)
-    num_tokens = at_least_one(global_num_tokens)
-    return {name: tokens.to(ratio.dtype).sum() / num_tokens for name, tokens in binding.items()}
+    counts = torch.stack(list(binding.values())).sum(dim=(1, 2)).to(ratio.dtype)
+    return dict(zip(binding, counts / at_least_one(global_num_tokens), strict=True))
 
 
-def ratio_moments(
+def ratio_metrics(
     log_ratio: Float[Tensor, "sample token"],
     loss_mask: Bool[Tensor, "sample token"],
     *,
     global_num_tokens: Tensor | float,
-) -> dict[str, Tensor]:
-    """Means over trained tokens of functions of the ratio r = exp(d); they need every sample's ratio.
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Sums, maxima and minima of the ratio r = exp(d) over trained tokens and sequences; they need every sample.
 
-    k1 = -d and k3 = r - 1 - d estimate KL(behaviour || policy) (k1 may be negative); m2_log_ratio = d^2 is the moment
-    the M2PO paper bounds, m2_ratio = r^2 (about 1 + chi^2) is not; clamped: |d| reached the limit of 20 nats.
-    The effective sample size over N is mean^2 / m2_ratio.
+    Per token, divided by the tokens of the optimizer batch: k1 = -d and k3 = r - 1 - d estimate KL(behaviour || policy)
+    (k1 may be negative); m2_log_ratio = d^2 is the moment the M2PO paper bounds, m2_ratio = r^2 (1 + chi^2) is not;
+    mult_prob_error = exp|d|; clamped: |d| reached the limit of 20 nats. What starts with `_` is a part of a figure that
+    does not add up by itself: `derived` makes it, and the part is not logged.
+
+    Args:
+        log_ratio: policy minus behaviour, nats, 0 where masked.
+        loss_mask: True on the tokens that are trained.
+        global_num_tokens: trained tokens of the optimizer batch.
     """
     delta = log_ratio.detach()
-    ratio = delta.exp()
+    ratio, size = delta.exp(), delta.abs()
     per_token = {
         "ratio/mean": ratio,
         "ratio/m2_ratio": ratio.square(),
         "ratio/m2_log_ratio": delta.square(),
         "ratio/approx_kl_k1": -delta,
         "ratio/approx_kl_k3": torch.expm1(delta) - delta,
-        "ratio/clamped_fraction": (delta.abs() >= LOG_RATIO_LIMIT).to(delta.dtype),
+        "ratio/abs_log_ratio_mean": size,
+        "ratio/mult_prob_error": size.exp(),
+        "ratio/clamped_fraction": (size >= LOG_RATIO_LIMIT).to(delta.dtype),
     }
-    num_tokens = at_least_one(global_num_tokens)
-    return {name: torch.where(loss_mask, value, 0.0).sum() / num_tokens for name, value in per_token.items()}
+    # one sum over all figures: on a small batch the calls cost more than the numbers
+    live = torch.where(loss_mask, torch.stack(list(per_token.values())), 0.0).sum(dim=(1, 2))
+    means = dict(zip(per_token, live / at_least_one(global_num_tokens), strict=True))
+    # one value more: the extreme of an empty micro-batch is an error
+    signed = torch.where(loss_mask, torch.stack([delta, -delta]), -torch.inf).flatten(1)
+    extremes = functional.pad(signed, (0, 1), value=-torch.inf).amax(dim=1)
+    maxima = {"ratio/abs_log_ratio_max": extremes.amax().clamp(min=0.0), "ratio/max": extremes[0].exp()}
+    return means | _sequence_sums(delta, loss_mask), maxima, {"ratio/min": (-extremes[1]).exp()}
 
 
-def ratio_maxima(log_ratio: Float[Tensor, "sample token"]) -> dict[str, Tensor]:
-    """The largest |log-ratio|, nats; needs every sample's ratio. Of masked or no tokens: 0."""
-    # One zero more: amax of an empty micro-batch is an error.
-    return {"ratio/abs_log_ratio_max": functional.pad(log_ratio.detach().abs().flatten(), (0, 1)).amax()}
+def _sequence_sums(delta: Float[Tensor, "sample token"], loss_mask: Bool[Tensor, "sample token"]) -> dict[str, Tensor]:
+    """Sums over sequences with a trained token, not divided: `derived` knows how many there are."""
+    lengths = loss_mask.sum(dim=1)
+    is_trained = lengths > 0
+    total = product_log_ratio(delta, loss_mask)
+    mean = delta.sum(dim=1) / lengths.clamp(min=1)
+    per_sequence = {
+        "_sequence/count": torch.ones_like(total),
+        "_sequence/weight": total.exp(),
+        "_sequence/weight_sq": (2 * total).exp(),
+        "_sequence/log_ppl_diff": -mean,
+        "_sequence/log_ppl_abs_diff": mean.abs(),
+        "_sequence/ppl_ratio": (-mean).exp(),
+    }
+    sums = torch.where(is_trained, torch.stack(list(per_sequence.values())), 0.0).sum(dim=1)
+    return dict(zip(per_sequence, sums, strict=True))
+
+
+def derived(sums: Mapping[str, float]) -> dict[str, float]:
+    """`sums` over all micro-batches and ranks, with what only they together can tell; parts are left out.
+
+    ess_token = mean(r)^2 / mean(r^2), the effective share of the tokens, and ess_sequence the same of whole sequences,
+    both on raw weights; chi2_token = mean(r^2) - 1 (below 0 is possible in a sample), chi2_sequence likewise; std of r;
+    log_ppl_diff, its absolute value and ppl_ratio are of log perplexity, policy minus sampler, per sequence and then
+    averaged.
+    """
+    whole = {name: value for name, value in sums.items() if not name.startswith("_")}
+    if "ratio/m2_ratio" not in sums:
+        return whole
+    mean, square = sums["ratio/mean"], sums["ratio/m2_ratio"]
+    whole |= {
+        "ratio/std": math.sqrt(max(square - mean**2, 0.0)),
+        "ratio/chi2_token": square - 1.0,
+        "ratio/ess_token": _share(mean**2, square),
+    }
+    count = sums.get("_sequence/count", 0.0)
+    if count:
+        weight, weight_sq = sums["_sequence/weight"] / count, sums["_sequence/weight_sq"] / count
+        whole |= {"ratio/chi2_sequence": weight_sq - 1.0, "ratio/ess_sequence": _share(weight**2, weight_sq)}
+        whole |= {
+            f"ratio/{name}": sums[f"_sequence/{name}"] / count
+            for name in ("log_ppl_diff", "log_ppl_abs_diff", "ppl_ratio")
+        }
+    return whole
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from asynctensorrlhf.losses.aggregation import check_aggregation
-from asynctensorrlhf.losses.clipped import clipped_policy_loss, whole_batch
-from asynctensorrlhf.losses.surrogate import check_trust_region
-from asynctensorrlhf.types import LossInputs, LossOutput
+from asynctensorrlhf.losses.diagnostics import clip_fractions
+from asynctensorrlhf.losses.policy_loss import PLAIN, PolicyLoss, Surrogate, Terms, whole_batch
+from asynctensorrlhf.losses.surrogate import check_trust_region, clipped_surrogate
+from asynctensorrlhf.types import LossOutput
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO:
-    """Clipped surrogate loss of policy over behaviour log-probabilities (arXiv:1707.06347, eq. 7).
+class PPO(PolicyLoss):
+    """Clipped surrogate loss of policy over proximal log-probabilities (arXiv:1707.06347, eq. 7).
 
     A bad token (A = -1) of ratio 2 costs 2, or `dual_clip` if that is less; a good one (A = 1) costs -1.2 with
     `clip_eps_high` 0.2 and has no gradient.
@@ -25,43 +25,28 @@ class PPO:
         clip_eps_low: lower clip radius of the importance ratio, in (0, 1).
         clip_eps_high: upper clip radius, > 0.
         dual_clip: bound on the loss of negative advantages, as a ratio > 1; None: unbounded.
-        aggregation: how per-token losses become one, a key of `aggregation.AGGREGATIONS`.
-        sequences: which sequences a mean over sequences counts: `trained` (with a trained token) or `all`.
-        loss_scale: constant divisor of `seq_mean_token_sum_norm`, tokens; None with every other mode.
     """
 
     clip_eps_low: float
     clip_eps_high: float
     dual_clip: float | None
-    aggregation: str
-    sequences: str
-    loss_scale: float | None
-
-    needs = frozenset[str]()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_trust_region(clip_eps_low=self.clip_eps_low, clip_eps_high=self.clip_eps_high, dual_clip=self.dual_clip)
-        check_aggregation(aggregation=self.aggregation, sequences=self.sequences, loss_scale=self.loss_scale)
 
-    def keep_mask(
-        self,
-        log_ratio: Float[Tensor, "sample token"],
-        advantages: Float[Tensor, "sample token"],
-        loss_mask: Bool[Tensor, "sample token"],
-    ) -> Bool[Tensor, "sample token"]:
-        """Every trained token stays."""
-        return loss_mask
-
-    def __call__(self, inputs: LossInputs) -> LossOutput:
-        """This micro-batch's share of the loss."""
-        return clipped_policy_loss(
-            inputs,
-            clip_eps_low=self.clip_eps_low,
-            clip_eps_high=self.clip_eps_high,
+    def surrogate(self, terms: Terms) -> Surrogate:
+        """-min(r A, clip(r) A), at most -dual_clip A where A < 0."""
+        radii = {"clip_eps_low": self.clip_eps_low, "clip_eps_high": self.clip_eps_high}
+        fractions = clip_fractions(
+            terms.log_ratio,
+            terms.advantages,
+            **radii,
             dual_clip=self.dual_clip,
-            aggregation=self.aggregation,
-            loss_scale=self.loss_scale,
+            global_num_tokens=terms.global_num_tokens,
         )
+        per_token = clipped_surrogate(terms.log_ratio, terms.advantages, **radii, dual_clip=self.dual_clip)
+        return Surrogate(per_token, fractions)
 
 
 def compute_ppo_loss(
@@ -98,5 +83,6 @@ def compute_ppo_loss(
         aggregation=aggregation,
         sequences=sequences,
         loss_scale=loss_scale,
+        **PLAIN,
     )
     return loss(whole_batch(policy_logprobs, behaviour_logprobs, advantages, loss_mask, sequences=sequences))

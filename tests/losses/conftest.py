@@ -22,15 +22,19 @@ class Golden:
         vector = next(vector for vector in vectors if vector["id"] == vector_id)
         self.config, self.expected, self.dtype = vector["config"], vector["expected"], dtype
         self.inputs = {name: torch.tensor(value, dtype=dtype) for name, value in vector["inputs"].items()}
-        self.mask = self.inputs["mask"].bool()
+        self.mask = self.inputs["mask"].bool() if "mask" in self.inputs else torch.ones(1, 4, dtype=torch.bool)
 
     def plain(self):
         """policy, behaviour, advantages, mask; the policy is a leaf that asks for a gradient."""
         policy = self.inputs["logp_new"].clone().requires_grad_()
         return policy, self.inputs["logp_old"], self.inputs["advantages"], self.mask
 
-    def check(self, actual, name):
-        expected = torch.tensor(self.expected[name], dtype=self.dtype)
+    def check(self, actual, *path):
+        """Compares with the expectation that lies under these keys."""
+        expected = self.expected
+        for key in path:
+            expected = expected[key]
+        expected = torch.tensor(expected, dtype=self.dtype)
         torch.testing.assert_close(actual.detach().to(self.dtype), expected, **TOLERANCE[self.dtype])
 
 
@@ -60,3 +64,11 @@ def random_inputs(*, num_samples=5, width=7, seed=0, dtype=torch.float64, spread
 @pytest.fixture(scope="session")
 def make_inputs():
     return random_inputs
+
+
+@pytest.fixture
+def golden_edges():
+    """Threshold, input and expectation of one edge case of M2PO's mask."""
+    vectors = json.loads(VECTORS.read_text())["vectors"]
+    vector = next(vector for vector in vectors if vector["id"] == "m2po_mask_edge_cases")
+    return lambda case: (vector["config"]["m2_threshold"], vector["inputs"][case], vector["expected"][case])

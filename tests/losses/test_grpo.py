@@ -37,5 +37,5 @@ def test_on_equal_lengths_it_is_ppo_of_the_group_advantages(make_inputs):
 def test_rewards_that_do_not_fit_the_samples_are_refused(make_inputs):
     inputs = make_inputs(num_samples=5)
     plain = (inputs.policy_logprobs, inputs.behaviour_logprobs)
-    with pytest.raises(ValueError, match=r"one number per sample, got \(2, 2\) for 5 samples"):
+    with pytest.raises(ValueError, match=r"rewards must hold one per sample \(5\), got shape \(2, 2\)"):
         compute_grpo_loss(*plain, torch.zeros(2, 2), inputs.loss_mask, group_advantage=centred)

@@ -65,6 +65,14 @@ def test_a_log_ratio_beyond_20_nats_is_clamped_and_has_no_gradient(difference):
     assert policy.grad.item() == 0.0
 
 
+def test_the_limit_of_a_log_ratio_can_be_set():
+    policy = torch.tensor([[12.0, -3.0]], requires_grad=True)
+    delta = log_ratio(policy, torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), limit=5.0)
+    delta.sum().backward()
+    assert delta.tolist() == [[5.0, -3.0]]
+    assert policy.grad.tolist() == [[0.0, 1.0]]
+
+
 def test_a_live_nan_is_not_clamped_away():
     assert log_ratio(torch.tensor([[math.nan]]), torch.zeros(1, 1), TRUE).isnan().all()
 
