@@ -12,7 +12,7 @@ from asynctensorrlhf.advantages.group_relative import GroupRelative
 from asynctensorrlhf.losses import grpo
 from asynctensorrlhf.types import LossOutput
 
-POPULATION = GroupRelative(adv_std="population", adv_eps=1e-8, adv_tol=1e-6)
+POPULATION = GroupRelative(adv_baseline="mean", adv_std="population", adv_std_level="group", adv_eps=1e-8, adv_tol=1e-6)
 
 
 def compute_grpo_loss(
