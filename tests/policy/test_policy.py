@@ -103,6 +103,21 @@ def test_entropy_is_that_of_the_tempered_distribution() -> None:
     assert not entropy.requires_grad
 
 
+@pytest.mark.parametrize("chunk_tokens", [3, 4096])
+def test_entropy_carries_its_own_gradient_when_asked(chunk_tokens: int) -> None:
+    model, batch = tiny_model("llama"), tiny_batch([3], [[4, 2]])
+    policy = make_policy(model, temperature=1.7, logprob_chunk_tokens=chunk_tokens)
+    expected = torch.zeros(())
+    for sample in range(2):
+        logits = plain_logits(model, batch, sample) / 1.7
+        expected = expected + torch.distributions.Categorical(logits=logits).entropy().sum()
+    expected_gradients = gradients_of(model, expected)
+    scores = policy.logprobs(batch, entropy_gradient=True)
+    assert not policy.logprobs(batch).entropy.requires_grad
+    for name, gradient in gradients_of(model, scores.entropy.sum()).items():
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=1e-5)
+
+
 def test_dropout_of_the_config_is_off_and_the_config_unchanged() -> None:
     model, batch = tiny_model("gpt2").train(), tiny_batch(PROMPTS, COMPLETIONS)
     policy = make_policy(model)

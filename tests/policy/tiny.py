@@ -51,9 +51,12 @@ def tiny_config(family: str, *, num_positions: int = 64) -> PretrainedConfig:
     )
 
 
-def tiny_model(family: str, *, seed: int = 0, num_positions: int = 64) -> PreTrainedModel:
+def tiny_model(family: str, *, seed: int = 0, num_positions: int = 64, is_tied: bool | None = None) -> PreTrainedModel:
+    """`is_tied` None: head and embedding are one weight in Llama and GPT-2, two in Qwen2."""
+    config = tiny_config(family, num_positions=num_positions)
+    config.tie_word_embeddings = config.tie_word_embeddings if is_tied is None else is_tied
     torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(tiny_config(family, num_positions=num_positions)).eval()
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
 def tiny_batch(
@@ -82,6 +85,7 @@ def tiny_batch(
         advantages=advantages.masked_fill(~mask, float("nan")),
         rewards=torch.rand(num_samples, generator=generator),
         loss_mask=mask,
+        is_truncated=torch.arange(num_samples) % 2 == 1,
     )
 
 
