@@ -15,13 +15,13 @@ from torch.nn.utils.rnn import pad_sequence
 from asynctensorrlhf.types import SampleGroup, TrainBatch
 
 
-def collate(groups: Sequence[SampleGroup], *, overlong: Literal["keep", "mask"] = "keep") -> TrainBatch:
+def collate(groups: Sequence[SampleGroup], *, overlong: Literal["keep", "mask", "penalty"] = "keep") -> TrainBatch:
     """The batch of some groups: samples in the order of groups, padded with zeros to the longest of this batch.
 
     Args:
         groups: at least one; they may differ in size.
         overlong: `mask` leaves samples that the length limit cut out of `loss_mask`; their ids, rewards and
-            advantages stay.
+            advantages stay. `penalty` trains them: their rewards were lowered before.
 
     Returns:
         Tensors on the device of the first sample's ids (prompts are moved there); `behaviour_logprobs`, `advantages`
@@ -40,7 +40,8 @@ def collate(groups: Sequence[SampleGroup], *, overlong: Literal["keep", "mask"] 
     completion_ids = _pad([sample.completion_ids for sample in samples], device, torch.int64)
     completion_mask = torch.arange(completion_ids.shape[1], device=device) < completion_lengths[:, None]
     advantages = torch.cat([group.advantages.to(device, torch.float32) for group in groups])
-    is_trained = torch.tensor([overlong == "keep" or s.finish_reason != "length" for s in samples], device=device)
+    is_truncated = torch.tensor([sample.finish_reason == "length" for sample in samples], device=device)
+    is_trained = ~is_truncated if overlong == "mask" else torch.ones_like(is_truncated)
     return TrainBatch(
         prompt_ids=_pad([group.prompt.prompt_ids for group in groups], device, torch.int64),
         prompt_lengths=prompt_lengths,
@@ -52,6 +53,7 @@ def collate(groups: Sequence[SampleGroup], *, overlong: Literal["keep", "mask"] 
         advantages=torch.where(completion_mask, advantages[:, None], 0.0),
         rewards=torch.cat([group.rewards.to(device, torch.float32) for group in groups]),
         loss_mask=completion_mask & is_trained[:, None],
+        is_truncated=is_truncated,
     )
 
 

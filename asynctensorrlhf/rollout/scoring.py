@@ -5,9 +5,10 @@ Knows how a batch for a reward is laid out; does not know which reward or which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -35,10 +36,18 @@ class Scorer:
         reward: scores samples from their ids.
         answers: what `reward.encode` made of the rows, on the device of the completions.
         advantage: advantages of complete groups.
+        penalty: added to the rewards of groups that are trained, from the lengths of completions; None: nothing is.
     """
 
-    def __init__(self, *, reward: Reward, answers: Mapping[str, Tensor], advantage: GroupAdvantage) -> None:
-        self.reward, self.answers, self.advantage = reward, answers, advantage
+    def __init__(
+        self,
+        *,
+        reward: Reward,
+        answers: Mapping[str, Tensor],
+        advantage: GroupAdvantage,
+        penalty: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.reward, self.answers, self.advantage, self.penalty = reward, answers, advantage, penalty
 
     def rewards(self, samples: Sequence[Sample]) -> Tensor:
         """One float32 reward per sample, on the samples' device; NaN = no score.
@@ -59,7 +68,12 @@ class Scorer:
         """One reward call for all samples of all groups; the groups have one common size."""
         if not groups:
             return []
-        rewards = self.rewards([sample for group in groups for sample in group]).view(len(groups), -1)
+        samples = [sample for group in groups for sample in group]
+        rewards = self.rewards(samples)
+        if self.penalty is not None:
+            lengths = torch.tensor([len(sample.completion_ids) for sample in samples], device=rewards.device)
+            rewards = rewards + self.penalty(lengths)
+        rewards = rewards.view(len(groups), -1)
         with torch.no_grad():
             advantages = self.advantage(rewards)
         oldest, newest = _version_bounds(groups)
@@ -84,3 +98,21 @@ def _version_bounds(groups: Sequence[list[Sample]]) -> tuple[list[int], list[int
     oldest: list[int] = first.view(shape).amin(dim=1).tolist()
     newest: list[int] = last.view(shape).amax(dim=1).tolist()
     return oldest, newest
+
+
+def overlong_penalty(
+    lengths: Int[Tensor, " sample"], *, max_new_tokens: int, overlong_buffer: int
+) -> Float[Tensor, " sample"]:
+    """0 up to `max_new_tokens - overlong_buffer` tokens, then falling evenly to -1 at `max_new_tokens`.
+
+    10 tokens allowed and a buffer of 4: 6 tokens cost nothing, 7 cost 0.25, 10 cost 1.
+
+    Args:
+        lengths: sampled tokens of each completion.
+        max_new_tokens: the limit that cuts completions.
+        overlong_buffer: tokens before the limit in which the penalty grows, from 1 to below the limit.
+
+    Source:
+        DAPO, Yu et al. 2025, eq. 13, arXiv:2503.14476.
+    """
+    return ((max_new_tokens - overlong_buffer - lengths) / overlong_buffer).clamp(-1.0, 0.0)

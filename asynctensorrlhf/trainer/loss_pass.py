@@ -5,68 +5,61 @@ Knows which samples need which forward pass and in which order; does not know op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from accelerate import Accelerator
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from asynctensorrlhf.interfaces import Loss
 from asynctensorrlhf.losses.aggregation import count_tokens_and_sequences
-from asynctensorrlhf.losses.surrogate import log_ratio
+from asynctensorrlhf.losses.value import clipped_value_loss
 from asynctensorrlhf.policy.policy import Policy, TokenScores
+from asynctensorrlhf.trainer.parts import Part, Parts
 from asynctensorrlhf.trainer.step_batch import StepBatch
 from asynctensorrlhf.trainer.tally import Tally
-from asynctensorrlhf.types import LossInputs, TrainBatch
-
-
-@dataclass
-class _Part:
-    """A micro-batch: the rows of the step's batch it holds, and its scores once they are known."""
-
-    rows: Tensor
-    batch: TrainBatch
-    has_gradient: bool
-    scores: TokenScores | None = None
-
-    def cut(self, whole: Tensor) -> Tensor:
-        """The part of a tensor over the step's samples and tokens."""
-        return whole[self.rows, : self.batch.completion_ids.shape[1]]
-
-    def paste(self, whole: Tensor, values: Tensor) -> None:
-        """The reverse of `cut`, in place."""
-        whole[self.rows, : values.shape[1]] = values
+from asynctensorrlhf.types import BatchPlan, LossInputs, LossOutput
 
 
 @dataclass(frozen=True)
-class _Denominators:
-    """Over the whole optimizer batch, on every rank."""
+class ValueLoss:
+    """How the value head is trained; see `clipped_value_loss`."""
 
+    clip_eps: float | None
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One optimizer batch: denominators over all of it, on every rank, and what the loss decided over it."""
+
+    step: StepBatch
     num_tokens: Tensor
     num_sequences: Tensor
-    keep_mask: Bool[Tensor, "sample token"] | None
-    num_kept: Tensor | None
+    plan: BatchPlan | None = None
 
 
 class LossPass:
-    """Adds the gradient of optimizer batches to the weights' `.grad`; of this rank's share only."""
+    """Adds the gradient of optimizer batches to the weights' `.grad`; of this rank's share only.
 
-    def __init__(self, *, accelerator: Accelerator, policy: Policy, loss: Loss, micro_batch_tokens: int) -> None:
-        self._policy = policy
-        self._loss = loss
-        self._max_tokens = micro_batch_tokens
-        self._rank, self._num_ranks = accelerator.process_index, accelerator.num_processes
+    Args:
+        parts: cuts batches for this rank.
+        policy: what is trained.
+        loss: of the policy.
+        value_loss: of its value head; None without one.
+    """
 
-    def logprobs(self, step_batch: StepBatch, samples: Sequence[int]) -> Float[Tensor, "sample token"]:
-        """Log-probs of this rank's share under the current weights, without gradient; 0 elsewhere."""
-        parts = self._parts(step_batch, samples, has_gradient=False)
-        self._score(parts)
-        return _assemble(step_batch.batch, parts)
+    def __init__(self, *, parts: Parts, policy: Policy, loss: Loss, value_loss: ValueLoss | None) -> None:
+        self._parts, self._policy = parts, policy
+        self._loss, self._value_loss = loss, value_loss
 
     def __call__(
-        self, step_batch: StepBatch, samples: Sequence[int], *, live: Sequence[int], silent: Sequence[int]
+        self,
+        step_batch: StepBatch,
+        samples: Sequence[int],
+        *,
+        live: Sequence[int],
+        silent: Sequence[int],
+        trains_policy: bool = True,
     ) -> Tally:
         """Run one optimizer batch.
 
@@ -75,81 +68,99 @@ class LossPass:
             samples: the optimizer batch: every denominator counts them all.
             live: those that get a forward and a backward pass.
             silent: those that only get a forward pass.
+            trains_policy: false: only the value head gets a gradient.
 
         Returns:
             This rank's share of the metrics.
         """
-        parts = self._parts(step_batch, live, has_gradient=True)
-        reuses_graph = self._num_ranks == 1 and len(parts) == 1
-        parts += self._parts(step_batch, silent, has_gradient=False)
+        parts = self._parts.of(step_batch, live, has_gradient=True)
+        reuses_graph = self._parts.num_ranks == 1 and len(parts) == 1
+        parts += self._parts.of(step_batch, silent, has_gradient=False)
         self._score([part for part in parts if not part.has_gradient])
-        over = self._denominators(step_batch, samples, parts, reuses_graph=reuses_graph)
+        over = self._over(step_batch, samples, parts, reuses_graph=reuses_graph)
         tally = Tally()
         for part in parts:
             with torch.set_grad_enabled(part.has_gradient):
-                scores = part.scores or self._policy.logprobs(part.batch)
-                output = self._loss(_inputs(step_batch, part, scores, over))
+                scores = part.scores or self._scores(part)
+                output = self._loss(_inputs(over, part, scores))
+                value_output = self._of_values(over, part, scores)
             if part.has_gradient:
-                output.loss.backward()
-            tally.add(output, _own_metrics(scores.entropy, part.batch.loss_mask, over, num_parts=1))
+                policy_loss = output.loss if trains_policy else output.loss.detach()
+                (policy_loss + value_output.loss).backward()
+            tally.add(output, {**value_output.metrics, **_own_metrics(scores.entropy, part, over)})
             part.scores = None
         if not parts:
             # every rank must know the names of the metrics
-            inputs = _nothing(over)
-            tally.add(self._loss(inputs), _own_metrics(inputs.advantages, inputs.loss_mask, over, num_parts=0))
+            tally.add(self._loss(_nothing(over)), self._no_metrics(over))
+        if over.plan is not None and self._parts.rank == 0:
+            tally.add_sums(over.plan.metrics)
+        elif over.plan is not None:
+            tally.add_sums({name: torch.zeros_like(value) for name, value in over.plan.metrics.items()})
         return tally
 
-    def _parts(self, step_batch: StepBatch, samples: Sequence[int], *, has_gradient: bool) -> list[_Part]:
-        """Micro-batches of this rank's share of `samples`."""
-        cutter, device = step_batch.cutter, step_batch.batch.prompt_ids.device
-        mine = cutter.share(samples, rank=self._rank, num_ranks=self._num_ranks)
-        return [
-            _Part(torch.tensor(rows, device=device), cutter.select(rows), has_gradient)
-            for rows in cutter.micro_batches(mine, max_tokens=self._max_tokens, share_prompt=self._policy.share_prompt)
-        ]
+    def _scores(self, part: Part) -> TokenScores:
+        needs_entropy = part.has_gradient and "entropy" in self._loss.needs
+        return self._policy.logprobs(part.batch, entropy_gradient=needs_entropy)
 
-    def _score(self, parts: Sequence[_Part]) -> None:
+    def _score(self, parts: Sequence[Part]) -> None:
         with torch.no_grad():
             for part in parts:
                 part.scores = self._policy.logprobs(part.batch)
 
-    def _denominators(
-        self, step_batch: StepBatch, samples: Sequence[int], parts: list[_Part], *, reuses_graph: bool
-    ) -> _Denominators:
+    def _of_values(self, over: _Batch, part: Part, scores: TokenScores) -> LossOutput:
+        old, returns = part.cut_or_none(over.step.values), part.cut_or_none(over.step.returns)
+        if self._value_loss is None or scores.values is None or old is None or returns is None:
+            return LossOutput(torch.zeros((), device=scores.logprobs.device))
+        return clipped_value_loss(
+            scores.values,
+            old,
+            returns,
+            part.batch.loss_mask,
+            clip_eps=self._value_loss.clip_eps,
+            global_num_tokens=over.num_tokens,
+        )
+
+    def _over(self, step_batch: StepBatch, samples: Sequence[int], parts: list[Part], *, reuses_graph: bool) -> _Batch:
+        """Denominators, and the loss's plan: made from one pass over all parts before the first gradient."""
         batch = step_batch.batch
         is_member = torch.zeros(batch.num_samples, dtype=torch.bool, device=batch.loss_mask.device)
         is_member[torch.tensor(samples, device=is_member.device)] = True
-        num_tokens, num_sequences = count_tokens_and_sequences(batch.loss_mask[is_member], self._loss.sequences)
-        if "keep_mask" not in self._loss.needs:
-            return _Denominators(num_tokens, num_sequences, None, None)
+        over = _Batch(step_batch, *count_tokens_and_sequences(batch.loss_mask[is_member], self._loss.sequences))
+        if "plan" not in self._loss.needs:
+            return over
         live = [part for part in parts if part.has_gradient]
         if reuses_graph:
-            live[0].scores = self._policy.logprobs(live[0].batch)
+            live[0].scores = self._scores(live[0])
         else:
             self._score(live)
-        logprobs = _assemble(batch, parts)
-        if self._num_ranks > 1:
-            # the mask is over the whole batch, and each rank has scored its own share
-            torch.distributed.all_reduce(logprobs)
-        mask = batch.loss_mask & is_member[:, None]
-        keep = self._loss.keep_mask(log_ratio(logprobs, batch.behaviour_logprobs, mask), batch.advantages, mask)
+        scores = _assemble(step_batch, parts, self._parts)
         if not reuses_graph:
             for part in live:
                 part.scores = None
-        return _Denominators(num_tokens, num_sequences, keep, (keep & mask).sum())
+        whole = Part(torch.arange(batch.num_samples, device=is_member.device), batch, has_gradient=False)
+        inputs = replace(_inputs(over, whole, scores), loss_mask=batch.loss_mask & is_member[:, None])
+        return replace(over, plan=self._loss.plan(inputs))
+
+    def _no_metrics(self, over: _Batch) -> dict[str, Tensor]:
+        names = ["train/entropy", "train/num_micro_batches"]
+        if self._value_loss is not None:
+            names += ["value/loss", "value/clip_fraction"]
+        return {name: torch.zeros((), device=over.num_tokens.device) for name in names}
 
 
-def _assemble(batch: TrainBatch, parts: Sequence[_Part]) -> Float[Tensor, "sample token"]:
-    """Detached log-probs of scored parts in the place of their samples."""
-    whole = torch.zeros(batch.completion_ids.shape, device=batch.completion_ids.device)
+def _assemble(step_batch: StepBatch, parts: Sequence[Part], ranks: Parts) -> TokenScores:
+    """Detached scores of all parts and ranks in the place of their samples; 0 elsewhere."""
+    both = torch.zeros(2, *step_batch.batch.completion_ids.shape, device=step_batch.batch.completion_ids.device)
     for part in parts:
         assert part.scores is not None
-        part.paste(whole, part.scores.logprobs.detach())
-    return whole
+        part.paste(both[0], part.scores.logprobs.detach())
+        part.paste(both[1], part.scores.entropy.detach())
+    logprobs, entropy = ranks.sum_over_ranks(both)
+    return TokenScores(logprobs, entropy)
 
 
-def _inputs(step_batch: StepBatch, part: _Part, scores: TokenScores, over: _Denominators) -> LossInputs:
-    proximal, batch = step_batch.proximal_logprobs, part.batch
+def _inputs(over: _Batch, part: Part, scores: TokenScores) -> LossInputs:
+    batch, step, plan = part.batch, over.step, over.plan
     return LossInputs(
         policy_logprobs=scores.logprobs,
         behaviour_logprobs=batch.behaviour_logprobs,
@@ -157,16 +168,20 @@ def _inputs(step_batch: StepBatch, part: _Part, scores: TokenScores, over: _Deno
         loss_mask=batch.loss_mask,
         global_num_tokens=over.num_tokens,
         global_num_sequences=over.num_sequences,
-        proximal_logprobs=None if proximal is None else part.cut(proximal),
-        keep_mask=None if over.keep_mask is None else part.cut(over.keep_mask),
-        global_num_kept_tokens=over.num_kept,
+        proximal_logprobs=part.cut_or_none(step.proximal_logprobs),
+        ref_logprobs=part.cut_or_none(step.ref_logprobs),
+        entropy=scores.entropy,
+        token_versions=batch.token_versions,
+        policy_version=step.policy_version,
+        kl_scale=step.kl_scale,
+        plan=None if plan is None else plan.cut(part.cut),
     )
 
 
-def _nothing(over: _Denominators) -> LossInputs:
+def _nothing(over: _Batch) -> LossInputs:
     """One masked token."""
-    zero, false = torch.zeros(1, 1, device=over.num_tokens.device), torch.zeros(1, 1, dtype=torch.bool)
-    masked = false.to(zero.device)
+    zero = torch.zeros(1, 1, device=over.num_tokens.device)
+    masked = torch.zeros_like(zero, dtype=torch.bool)
     return LossInputs(
         policy_logprobs=zero,
         behaviour_logprobs=zero,
@@ -175,11 +190,14 @@ def _nothing(over: _Denominators) -> LossInputs:
         global_num_tokens=over.num_tokens,
         global_num_sequences=over.num_sequences,
         proximal_logprobs=zero,
-        keep_mask=masked,
-        global_num_kept_tokens=over.num_kept,
+        ref_logprobs=zero,
+        entropy=zero,
+        token_versions=torch.zeros_like(zero, dtype=torch.int64),
+        policy_version=over.step.policy_version,
+        plan=None if over.plan is None else over.plan.cut(lambda _: masked),
     )
 
 
-def _own_metrics(entropy: Tensor, loss_mask: Tensor, over: _Denominators, *, num_parts: int) -> dict[str, Tensor]:
-    mean = torch.where(loss_mask, entropy, 0.0).sum() / over.num_tokens.clamp(min=1)
-    return {"train/entropy": mean, "train/num_micro_batches": torch.full_like(mean, num_parts)}
+def _own_metrics(entropy: Tensor, part: Part, over: _Batch) -> Mapping[str, Tensor]:
+    mean = torch.where(part.batch.loss_mask, entropy.detach(), 0.0).sum() / over.num_tokens.clamp(min=1)
+    return {"train/entropy": mean, "train/num_micro_batches": torch.ones_like(mean)}

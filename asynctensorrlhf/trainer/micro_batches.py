@@ -26,7 +26,6 @@ class BatchCutter:
     """
 
     def __init__(self, batch: TrainBatch) -> None:
-        self._batch = batch
         self._prompts: list[int] = batch.prompt_index.tolist()
         self._prompt_lengths: list[int] = batch.prompt_lengths.tolist()
         self._lengths: list[int] = batch.completion_lengths.tolist()
@@ -77,9 +76,9 @@ class BatchCutter:
                     parts.append(piece)
         return [part.samples for part in parts]
 
-    def select(self, samples: Sequence[int]) -> TrainBatch:
-        """These samples and their prompts, without the columns that only others fill."""
-        batch, device = self._batch, self._batch.prompt_ids.device
+    def select(self, batch: TrainBatch, samples: Sequence[int]) -> TrainBatch:
+        """These samples of the batch that was cut and their prompts, without the columns that only others fill."""
+        device = batch.prompt_ids.device
         prompts = sorted({self._prompts[sample] for sample in samples})
         row_of = {prompt: row for row, prompt in enumerate(prompts)}
         kept = torch.tensor(prompts, device=device)
@@ -96,6 +95,7 @@ class BatchCutter:
             advantages=batch.advantages[index, :num_tokens],
             rewards=batch.rewards[index],
             loss_mask=batch.loss_mask[index, :num_tokens],
+            is_truncated=batch.is_truncated[index],
         )
 
     def _num_tokens(self, group: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ from asynctensorrlhf.interfaces import Buffer
 from asynctensorrlhf.telemetry.telemetry import Telemetry
 from asynctensorrlhf.trainer.evaluate import Evaluator
 from asynctensorrlhf.trainer.metrics import group_metrics
+from asynctensorrlhf.trainer.mismatch import MismatchProbe
 from asynctensorrlhf.trainer.progress import Progress
 from asynctensorrlhf.trainer.update import Update
 from asynctensorrlhf.types import SampleGroup, StepReport
@@ -77,7 +78,8 @@ class TrainerWorker:
         num_steps: steps of the whole run.
         groups_per_step: groups of a step.
         partial_batch: train what is left when the data ends.
-        overlong: `keep` or `mask` truncated completions.
+        overlong: `keep` or `mask` truncated completions, or `penalty`: they are kept, their rewards were lowered.
+        probe: measures what the engine reported against the weights that sampled it; None: nobody does.
         checkpoint_every: steps; None: only at the end.
         eval_every: steps; None: not during training.
     """
@@ -97,7 +99,8 @@ class TrainerWorker:
         num_steps: int,
         groups_per_step: int,
         partial_batch: bool,
-        overlong: Literal["keep", "mask"],
+        overlong: Literal["keep", "mask", "penalty"],
+        probe: MismatchProbe | None,
         checkpoint_every: int | None,
         eval_every: int | None,
     ) -> None:
@@ -106,7 +109,7 @@ class TrainerWorker:
         self.progress, self.telemetry = progress, telemetry
         self.save, self.evaluator = save, evaluator
         self.num_steps, self.groups_per_step = num_steps, groups_per_step
-        self.partial_batch, self.overlong = partial_batch, overlong
+        self.partial_batch, self.overlong, self.probe = partial_batch, overlong, probe
         self.checkpoint_every, self.eval_every = checkpoint_every, eval_every
         self._saved_step = progress.num_steps
         self._num_updates_before_step: int | None = None
@@ -131,17 +134,22 @@ class TrainerWorker:
             return None
         self._num_updates_before_step = self.update.num_updates
         step, version = self.progress.num_steps + 1, self.versions.current
-        update = self.update(collate(groups, overlong=self.overlong), step)
+        batch = collate(groups, overlong=self.overlong)
+        mismatch = self.probe(batch, step) if self.probe is not None else {}
+        probe_s = watch.lap()
+        update = self.update(batch, step, policy_version=version)
         update_s = watch.lap()
         is_trained = update.num_skipped < update.num_updates
         self.buffer.advance(self.publish(), None if is_trained else "non_finite_update")
         times = {
             "time/wait_for_batch_s": wait_s,
+            "time/mismatch_s": probe_s,
             "time/update_s": update_s,
             "time/publish_s": watch.lap(),
             "time/step_s": watch.total(),
         }
-        metrics = group_metrics(groups, version, watch.total()) | update.metrics | self.buffer.metrics() | times
+        measured = group_metrics(groups, version, watch.total()) | update.metrics | mismatch
+        metrics = measured | self.buffer.metrics() | times
         report = StepReport(step=step, policy_version=version, metrics=metrics)
         self.progress.num_steps = step
         self._num_updates_before_step = None

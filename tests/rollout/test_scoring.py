@@ -6,7 +6,7 @@ from asynctensorrlhf.rollout.scoring import Scorer
 from asynctensorrlhf.types import Sample
 from tests.fakes import FunctionReward, make_prompt
 
-ADVANTAGE = GroupRelative(adv_std="population", adv_eps=1e-8, adv_tol=1e-6)
+ADVANTAGE = GroupRelative(adv_baseline="mean", adv_std="population", adv_std_level="group", adv_eps=1e-8, adv_tol=1e-6)
 
 
 def sample(group_id, index, ids, versions):

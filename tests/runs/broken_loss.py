@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from asynctensorrlhf.losses.policy_loss import PLAIN
 from asynctensorrlhf.losses.ppo import PPO
 
 
@@ -12,19 +13,14 @@ class BrokenLoss:
 
     needs: frozenset[str] = frozenset()
     sequences = "trained"
+    acts_without_advantage = False
 
     def __init__(self, *, clip_eps_low, clip_eps_high, fail_from):
-        self.ppo = PPO(
-            clip_eps_low=clip_eps_low,
-            clip_eps_high=clip_eps_high,
-            dual_clip=None,
-            aggregation="token_mean",
-            sequences="trained",
-            loss_scale=None,
-        )
+        radii = {"clip_eps_low": clip_eps_low, "clip_eps_high": clip_eps_high, "dual_clip": None}
+        self.ppo = PPO(**PLAIN, **radii, aggregation="token_mean", sequences="trained", loss_scale=None)
         self.fail_from, self.num_calls = fail_from, 0
 
-    def keep_mask(self, log_ratio, advantages, loss_mask):
+    def plan(self, inputs):
         raise NotImplementedError
 
     def __call__(self, inputs):

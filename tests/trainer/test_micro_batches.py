@@ -86,7 +86,7 @@ def test_minibatches_are_runs_of_whole_groups_in_admission_order() -> None:
 
 def test_select_keeps_rows_prompts_and_no_column_too_many() -> None:
     batch = tiny_batch([3, 9, 5], [[4, 12], [1, 2], [6, 3]])
-    part = BatchCutter(batch).select([5, 0])
+    part = BatchCutter(batch).select(batch, [5, 0])
     assert part.prompt_ids.shape == (2, 5)
     assert part.completion_ids.shape == (2, 4)
     assert part.prompt_index.tolist() == [1, 0]

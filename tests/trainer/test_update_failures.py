@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.optim import AdamW
 
 from asynctensorrlhf.policy.load import load_model
 from asynctensorrlhf.trainer.update import NonFiniteUpdate
-from asynctensorrlhf.types import LossInputs, LossOutput, TrainBatch
+from asynctensorrlhf.types import BatchPlan, LossInputs, LossOutput, TrainBatch
 from tests.policy.tiny import tiny_model
 from tests.trainer.updates import LOSSES, fresh_bench, make_bench, stale_batch
 
@@ -26,9 +25,10 @@ class SteepLoss:
 
     needs = frozenset[str]()
     sequences = "trained"
+    acts_without_advantage = False
 
-    def keep_mask(self, log_ratio: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:
-        return loss_mask
+    def plan(self, inputs: LossInputs) -> BatchPlan:
+        raise AssertionError("it needs no plan")
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         distance = torch.where(inputs.loss_mask, inputs.policy_logprobs - inputs.policy_logprobs.detach(), 0.0)
@@ -81,6 +81,7 @@ def test_counters_go_on_after_a_resume() -> None:
         "num_updates": 1,
         "num_skipped_updates": 1,
         "num_updates_without_signal": 0,
+        "kl_scale": 1.0,
     }
     with pytest.raises(NonFiniteUpdate):
         second.update(batch, step=2)

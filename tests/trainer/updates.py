@@ -13,21 +13,23 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from asynctensorrlhf.interfaces import Loss
-from asynctensorrlhf.losses.grpo import GRPO
-from asynctensorrlhf.losses.m2po import M2PO
-from asynctensorrlhf.losses.ppo import PPO
+from asynctensorrlhf.interfaces import Advantage, Loss
 from asynctensorrlhf.policy.policy import Policy, TokenScores
+from asynctensorrlhf.policy.reference import frozen
+from asynctensorrlhf.policy.value_head import ValueHead
+from asynctensorrlhf.trainer.kl_controller import KLController
 from asynctensorrlhf.trainer.update import Update
 from asynctensorrlhf.types import TrainBatch
 from tests.policy.tiny import VOCABULARY, plain_logprobs, tiny_batch, tiny_model
+from tests.trainer.presets import advantage_of, loss_of
 
-_MEANS: dict[str, Any] = {"sequences": "trained", "loss_scale": None}
+# the original design's three, with radii and a threshold that bind on a stale batch
 LOSSES: dict[str, Loss] = {
-    "ppo": PPO(clip_eps_low=0.2, clip_eps_high=0.3, dual_clip=None, aggregation="token_mean", **_MEANS),
-    "grpo": GRPO(clip_eps_low=0.2, clip_eps_high=0.2, aggregation="seq_mean_token_mean", **_MEANS),
-    "m2po": M2PO(clip_eps_low=0.2, clip_eps_high=0.2, ratio_sq_threshold=2.0),
+    "ppo": loss_of("ppo", "loss.clip_eps_high=0.3"),
+    "grpo": loss_of("grpo"),
+    "m2po": loss_of("m2po", "loss.ratio_sq_threshold=2.0"),
 }
+GROUP_RELATIVE = advantage_of("ppo")
 
 
 class RecordingPolicy(Policy):
@@ -37,9 +39,9 @@ class RecordingPolicy(Policy):
         super().__init__(**settings)
         self.passes: list[tuple[int, bool]] = []
 
-    def logprobs(self, batch: TrainBatch) -> TokenScores:
+    def logprobs(self, batch: TrainBatch, *, entropy_gradient: bool = False) -> TokenScores:
         self.passes.append((batch.num_samples, torch.is_grad_enabled()))
-        return super().logprobs(batch)
+        return super().logprobs(batch, entropy_gradient=entropy_gradient)
 
 
 @dataclass
@@ -53,27 +55,35 @@ class Bench:
     scheduler: LambdaLR
 
     def weights(self) -> Tensor:
-        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
+        """Of the policy, and of the value head behind them."""
+        head = self.policy.value_head
+        parameters = [*self.model.parameters(), *(head.parameters() if head is not None else ())]
+        return torch.cat([parameter.detach().flatten() for parameter in parameters])
 
 
 def make_bench(
     model: PreTrainedModel,
     loss: Loss,
     *,
+    advantage: Advantage = GROUP_RELATIVE,
+    reference: PreTrainedModel | None = None,
+    kl_controller: KLController | None = None,
     optimizer: Optimizer | None = None,
     temperature: float = 1.0,
     share_prompt: bool = True,
     **changes: Any,
 ) -> Bench:
-    policy = RecordingPolicy(
-        model=model,
-        temperature=temperature,
-        num_token_ids=VOCABULARY,
-        share_prompt=share_prompt,
-        logprob_chunk_tokens=4096,
-        autocast=nullcontext,
-    )
-    optimizer = optimizer or SGD(model.parameters(), lr=1.0)
+    common: dict[str, Any] = {
+        "temperature": temperature,
+        "num_token_ids": VOCABULARY,
+        "share_prompt": share_prompt,
+        "logprob_chunk_tokens": 4096,
+        "autocast": nullcontext,
+    }
+    value_head = ValueHead(model.config.hidden_size, seed=0) if "values" in advantage.needs else None
+    policy = RecordingPolicy(model=model, value_head=value_head, **common)
+    parameters = [*model.parameters(), *(value_head.parameters() if value_head is not None else ())]
+    optimizer = optimizer or SGD(parameters, lr=1.0)
     scheduler = LambdaLR(optimizer, lambda update: 1.0)
     settings: dict[str, Any] = {
         "max_grad_norm": None,
@@ -86,7 +96,11 @@ def make_bench(
     update = Update(
         accelerator=Accelerator(cpu=True),
         policy=policy,
+        reference=None if reference is None else Policy(model=frozen(reference), **common),
         loss=loss,
+        advantage=advantage,
+        critic=getattr(advantage, "critic", None),
+        kl_controller=kl_controller or KLController(target=None, horizon=10_000),
         optimizer=optimizer,
         scheduler=scheduler,
         **(settings | changes),
