@@ -25,6 +25,7 @@ from asynctensorrlhf.orchestrator.version_manager import VersionManager
 from asynctensorrlhf.telemetry.telemetry import Telemetry
 from asynctensorrlhf.trainer.checkpoint import remove_old_checkpoints, save_checkpoint
 from asynctensorrlhf.trainer.evaluate import Evaluator
+from asynctensorrlhf.trainer.mismatch import MismatchProbe
 from asynctensorrlhf.trainer.progress import Progress
 from asynctensorrlhf.trainer.trainer import TrainerWorker
 from asynctensorrlhf.weights.weight_store import WeightStore
@@ -67,17 +68,19 @@ def build(cfg: DictConfig, sources: Sources, resume: ResumePoint | None, run_dir
         "rollout_threads": threads.rollout,
     }
     telemetry.note(", ".join(f"{name} {value}" for name, value in machine.items()))
-    training = build_training_side(cfg, sources, device)
+    training = build_training_side(cfg, sources, device, resume.path if resume is not None else None)
     progress = Progress()
     versions = VersionManager(resume.state["policy_version"] if resume is not None else 0)
     prompts = PromptQueue(sources.data.train, **(resume.state["prompts"] if resume is not None else {}))
-    weights = WeightStore(training.policy.named_tensors(), policy_version=versions.current)
+    weights = WeightStore(
+        training.policy.named_tensors(), policy_version=versions.current, num_kept=_num_snapshots(cfg)
+    )
     rollout = build_rollout_side(cfg, sources, training, prompts, weights, rollouts)
     if resume is not None:
         restore(resume, rollout.buffer, training, progress)
     rollout.buffer.limit_admissions(prompts.num_available)
 
-    trainer, export = _trainer(cfg, sources, training, rollout, versions, progress, run_dir, telemetry)
+    trainer, export = _trainer(cfg, sources, training, rollout, versions, weights, progress, run_dir, telemetry)
     orchestrator = Orchestrator(
         buffer=rollout.buffer,
         workers=rollout.workers,
@@ -97,6 +100,7 @@ def _trainer(
     training: TrainingSide,
     rollout: RolloutSide,
     versions: VersionManager,
+    weights: WeightStore,
     progress: Progress,
     run_dir: Path,
     telemetry: Telemetry,
@@ -125,15 +129,36 @@ def _trainer(
         groups_per_step=cfg.trainer.groups_per_step,
         partial_batch=cfg.trainer.partial_batch,
         overlong=cfg.trainer.overlong,
+        probe=_probe(cfg, training, weights),
         checkpoint_every=cfg.trainer.checkpoint_every,
         eval_every=cfg.trainer.eval_every,
     )
     return trainer, export
 
 
+def _num_snapshots(cfg: DictConfig) -> int:
+    """Versions whose weights are kept: those that trained samples may come from."""
+    max_staleness = cfg.buffer.max_staleness if "max_staleness" in cfg.buffer else 0
+    return 1 if cfg.trainer.mismatch_every is None or cfg.trainer.mode == "sync" else 1 + max_staleness
+
+
+def _probe(cfg: DictConfig, training: TrainingSide, weights: WeightStore) -> MismatchProbe | None:
+    if cfg.trainer.mismatch_every is None:
+        return None
+    return MismatchProbe(
+        policy=training.policy,
+        snapshot_of=weights.of_version,
+        every=cfg.trainer.mismatch_every,
+        max_tokens=cfg.trainer.micro_batch_tokens,
+        device=training.device,
+    )
+
+
 def save_model(training: TrainingSide, sources: Sources, folder: Path) -> None:
     """Model (float32) and tokenizer, so that `from_pretrained` loads the folder."""
     training.model.save_pretrained(folder)
+    if training.policy.value_head is not None:
+        training.policy.value_head.save(folder)
     sources.tokenizer.save_pretrained(folder)
 
 

@@ -1,6 +1,7 @@
 """Whether a composed config can run: names, types, ranges, interpolations, and combinations.
 
-Knows the composed config and its schema; does not know how it was composed. Loads nothing heavy.
+Knows the composed config and its schema; does not know how it was composed. Loads no weight; torch is imported only
+for a config whose every value satisfies its rule.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import Any
 from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from asynctensorrlhf.composition.cross_checks import CHECKS, Values
+from asynctensorrlhf.composition.cross_checks import CHECKS
 from asynctensorrlhf.composition.errors import ConfigError, show_value, suggestion
+from asynctensorrlhf.composition.loss_checks import LOSS_CHECKS
+from asynctensorrlhf.composition.pure_parts import check_pure_parts
 from asynctensorrlhf.composition.schema import Knob, Schema
 from asynctensorrlhf.composition.secret_keys import refuse_secrets_in
+from asynctensorrlhf.composition.values import Values
 
 ESCAPE_ADVICE = r"a literal ${ is written \${"
 FREE_TEXT = ("template",)
@@ -41,8 +45,10 @@ def check_composition(cfg: DictConfig, schema: Schema) -> list[str]:
     _refuse_unknown(raw, "", schema)
     _refuse_absent(raw, schema)
     plain = _checked_values(cfg, "", schema)
-    values = Values(plain, raw_output_dir=str(raw["output_dir"]))
-    return [warning for check in CHECKS if (warning := check(values)) is not None]
+    declared = {path: knob.declared for path, knob in schema.knobs.items()}
+    values = Values(plain, raw_output_dir=str(raw["output_dir"]), declared=declared)
+    warnings = [warning for check in (*CHECKS, *LOSS_CHECKS) if (warning := check(values)) is not None]
+    return warnings + check_pure_parts(cfg)
 
 
 def resolved_config(cfg: DictConfig) -> dict[str, Any]:
@@ -76,29 +82,50 @@ def _refuse_unknown(raw: dict[Any, Any], above: str, schema: Schema) -> None:
             _refuse_unknown(value, path, schema)
         elif not schema.knows(path):
             raise ConfigError(f"{path}={show_value(value)}: {unknown_key(path, schema)}")
+        elif schema.is_branch(path) and not isinstance(value, dict):
+            raise ConfigError(f"{path}={show_value(value)}: {_value_of_a_branch(path, value, schema)}")
+
+
+def _value_of_a_branch(path: str, value: Any, schema: Schema) -> str:
+    """What is wrong with a value where keys should be, and how an option of a nested group is chosen."""
+    if path in schema.groups | schema.nested:
+        option = value if isinstance(value, str) else "OPTION"
+        return f"is a group, whose options are chosen otherwise; use {path.replace('.', '/')}={option}"
+    inner = next(known for known in schema.knobs if known.startswith(f"{path}.") and "._" not in known)
+    return f"holds keys of its own, such as {inner}"
 
 
 def unknown_key(path: str, schema: Schema) -> str:
     """What is wrong with a key that the composition does not have, and the nearest that it has."""
     candidates = [known for known in schema.knobs if "._" not in known]
-    if "." not in path:
-        candidates.extend(schema.groups)
-    if found := suggestion(path, candidates):
-        return f"unknown key{found}"
     above = path.rpartition(".")[0]
     siblings = ", ".join(known for known in candidates if above and known.rpartition(".")[0] == above)
+    if above in schema.nested and not siblings:
+        return f"the chosen option has no keys; another one is chosen by {above.replace('.', '/')}=OPTION"
+    if "." not in path:
+        candidates.extend(schema.groups | {group.replace(".", "/") for group in schema.nested})
+    if found := suggestion(path, candidates):
+        return f"unknown key{found}"
     return f"unknown key; must be one of {siblings}" if siblings else "unknown key; `atrlhf train --help` lists them"
 
 
 def _refuse_absent(raw: dict[Any, Any], schema: Schema) -> None:
-    for group in sorted(schema.groups - set(raw)):
-        raise ConfigError(f"{group}: is missing; a run needs an option of every group, as in {group}=OPTION")
+    for group in sorted(schema.groups | schema.nested):
+        if not _holds(raw, group):
+            name = group.replace(".", "/")
+            raise ConfigError(f"{name}: is missing; a run needs an option of every group, as in {name}=OPTION")
     for path, knob in schema.knobs.items():
-        node: Any = raw
-        for part in path.split("."):
-            if not isinstance(node, dict) or part not in node:
-                raise ConfigError(f"{path}: is missing; must be {knob.rule.allowed or 'given'}")
-            node = node[part]
+        if not _holds(raw, path):
+            raise ConfigError(f"{path}: is missing; must be {knob.rule.allowed or 'given'}")
+
+
+def _holds(raw: dict[Any, Any], path: str) -> bool:
+    node: Any = raw
+    for part in path.split("."):
+        if not isinstance(node, dict) or part not in node:
+            return False
+        node = node[part]
+    return True
 
 
 def _checked_values(node: DictConfig, above: str, schema: Schema) -> dict[str, Any]:

@@ -1,39 +1,17 @@
 """Combinations of values that cannot work, and those that probably should not.
 
-Knows what keys mean together; looks at keys that the chosen options have, never at the names of options.
-Each check is a function of plain resolved config data that raises ConfigError with the fix, or returns a warning.
+Knows what keys of buffer, rollout, data and trainer mean together, `loss_checks` those of the objective; looks at keys
+that the chosen options have, never at the names of options. Each check is a function of plain resolved config data that
+raises ConfigError with the fix, or returns a warning.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from asynctensorrlhf.composition.errors import ConfigError, show_value
-
-ABSENT = object()
-
-
-class Values:
-    """Resolved values by dotted path; an absent key is `ABSENT`, which equals nothing."""
-
-    def __init__(self, plain: Mapping[str, Any], raw_output_dir: str) -> None:
-        self._plain = plain
-        self.raw_output_dir = raw_output_dir
-
-    def __getitem__(self, path: str) -> Any:
-        node: Any = self._plain
-        for part in path.split("."):
-            if not isinstance(node, Mapping) or part not in node:
-                return ABSENT
-            node = node[part]
-        return node
-
-    def has(self, *paths: str) -> bool:
-        """Whether every key is there and not null."""
-        return all(self[path] is not ABSENT and self[path] is not None for path in paths)
+from asynctensorrlhf.composition.values import ABSENT, Values
 
 
 def buffer_holds_a_step(values: Values) -> None:
@@ -44,15 +22,6 @@ def buffer_holds_a_step(values: Values) -> None:
     if capacity < needed:
         raise ConfigError(
             f"buffer.capacity={capacity}: the trainer would wait for ever; must be >= trainer.groups_per_step={needed}"
-        )
-
-
-def group_has_something_to_compare(values: Values) -> None:
-    """A group-relative advantage of a group of one is always 0."""
-    if values.has("advantage.adv_std") and values["rollout.group_size"] == 1:
-        raise ConfigError(
-            "rollout.group_size=1: every group-relative advantage would be 0 and nothing would be learnt; "
-            "use rollout.group_size >= 2"
         )
 
 
@@ -79,15 +48,6 @@ def betas_are_two_decay_rates(values: Values) -> None:
             raise ConfigError(f"optim.betas={betas}: must be two floats in [0, 1)")
 
 
-def constant_norm_has_its_divisor(values: Values) -> None:
-    """A constant divisor has no default that suits every length."""
-    if values["loss.aggregation"] == "seq_mean_token_sum_norm" and values["loss.loss_scale"] is None:
-        raise ConfigError(
-            "loss.loss_scale=null: loss.aggregation=seq_mean_token_sum_norm divides by it; "
-            "give a float > 0, for instance rollout.max_new_tokens"
-        )
-
-
 def template_is_given_once(values: Values) -> None:
     """One of two templates would be ignored."""
     if values.has("data.template", "data.template_file"):
@@ -108,19 +68,6 @@ def resume_has_something_to_resume(values: Values) -> None:
         )
 
 
-def mask_lies_outside_the_clip_range(values: Values) -> str | None:
-    """A mask inside the clip range drops tokens that the clip would have left alone."""
-    if not values.has("loss.ratio_sq_threshold", "loss.clip_eps_high"):
-        return None
-    root, clip = math.sqrt(values["loss.ratio_sq_threshold"]), 1 + values["loss.clip_eps_high"]
-    if root > clip:
-        return None
-    return (
-        f"loss.ratio_sq_threshold={values['loss.ratio_sq_threshold']}: masks ratios from {root:.4g}, which the clip at "
-        f"1 + loss.clip_eps_high = {clip:.4g} would keep; {clip**2:.4g} or more is usual"
-    )
-
-
 def workers_are_used(values: Values) -> str | None:
     """A synchronous run generates in the trainer's own thread, with one engine."""
     if values["trainer.mode"] != "sync" or values["rollout.num_workers"] in (1, ABSENT):
@@ -130,13 +77,10 @@ def workers_are_used(values: Values) -> str | None:
 
 CHECKS: tuple[Callable[[Values], str | None], ...] = (
     buffer_holds_a_step,
-    group_has_something_to_compare,
     minibatches_have_groups,
     stop_tokens_are_ids,
     betas_are_two_decay_rates,
-    constant_norm_has_its_divisor,
     template_is_given_once,
     resume_has_something_to_resume,
-    mask_lies_outside_the_clip_range,
     workers_are_used,
 )

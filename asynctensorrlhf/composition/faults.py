@@ -46,6 +46,8 @@ def _explain(app: HydraApp, error: BaseException, override: str, kept: Sequence[
     if "," in value and any(text in str(error) for text in ("Ambiguous value", "requires --multirun")):
         return ConfigError(f"{override}: several values; add -m to run one job each, or write {key}=[...] for a list")
     options = app.options(key)
+    if options and value.startswith("["):
+        return ConfigError(f"{override}: takes one option, of {', '.join(options)}")
     if options and isinstance(error, ValueError):
         return ConfigError(f"{override}: must be one of {', '.join(options)}")
     return _explain_cause(app, error, override, kept)

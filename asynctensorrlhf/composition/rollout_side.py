@@ -6,7 +6,7 @@ Knows how config becomes these objects; does not know optimizers or losses.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +24,7 @@ from asynctensorrlhf.orchestrator import stop_signals
 from asynctensorrlhf.orchestrator.prompt_queue import PromptQueue
 from asynctensorrlhf.rollout.complete import complete
 from asynctensorrlhf.rollout.engines.hf import HFEngine
-from asynctensorrlhf.rollout.scoring import Scorer
+from asynctensorrlhf.rollout.scoring import Scorer, overlong_penalty
 from asynctensorrlhf.rollout.worker import RolloutWorker
 from asynctensorrlhf.trainer.evaluate import Evaluator
 from asynctensorrlhf.types import GenerationRequest, Sample
@@ -57,11 +57,11 @@ def build_rollout_side(
         wait_timeout_s=cfg.runtime.stall_abort_s,
         synchronous=cfg.trainer.mode == "sync",
     )
-    advantage = instantiate(cfg.advantage)
+    penalty = _penalty(cfg)
 
     def scorer(answers: Mapping[str, Tensor], on: torch.device) -> Scorer:
         columns = {name: column.to(on) for name, column in answers.items()}
-        return Scorer(reward=sources.reward, answers=columns, advantage=advantage)
+        return Scorer(reward=sources.reward, answers=columns, advantage=training.advantage, penalty=penalty)
 
     train_scorer = scorer(sources.answers, device)
     workers = [
@@ -86,6 +86,14 @@ def build_rollout_side(
         generation = _generation(cfg, sources) | {"seed": EVALUATION_SEED, "dtype": "float32"}
         evaluator = _evaluator(heldout, training.model, scorer(sources.heldout_answers, training.device), generation)
     return RolloutSide(buffer, prompts, workers, evaluator)
+
+
+def _penalty(cfg: DictConfig) -> Callable[[Tensor], Tensor] | None:
+    if cfg.trainer.overlong != "penalty":
+        return None
+    return partial(
+        overlong_penalty, max_new_tokens=cfg.rollout.max_new_tokens, overlong_buffer=cfg.trainer.overlong_buffer
+    )
 
 
 def _generation(cfg: DictConfig, sources: Sources) -> dict[str, object]:

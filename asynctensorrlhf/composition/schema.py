@@ -34,6 +34,7 @@ class Knob:
     Attributes:
         path: dotted, from the root.
         default: plain value in its file; interpolations and `???` as they are written.
+        declared: the default in the file that spells the rule, below what a preset makes of it.
         rule: from its comment, else the type of its default.
         has_own_rule: whether a comment spells it.
         description: the comment without the rule.
@@ -41,6 +42,7 @@ class Knob:
 
     path: str
     default: Any
+    declared: Any
     rule: Rule
     has_own_rule: bool
     description: str
@@ -53,21 +55,24 @@ class Schema:
     Attributes:
         knobs: by dotted path.
         groups: config groups that every composition must choose an option of.
+        nested: groups within the chosen options, dotted: `loss.correction` is chosen by `loss/correction=OPTION`.
     """
 
     knobs: Mapping[str, Knob]
     groups: frozenset[str]
+    nested: frozenset[str] = frozenset()
 
     @classmethod
     def from_files(cls, files: Iterable[ConfigFile]) -> Schema:
         """The shipped root keys and what the chosen options declare; experiments declare nothing."""
         primary, groups = _primary()
-        knobs = dict(primary)
+        knobs, nested = dict(primary), set[str]()
         for text, package in files:
             if package.partition(".")[0] in groups:
+                nested.update(_nested_groups(text, package))
                 for knob in _knobs_of(text, package):
                     knobs[knob.path] = _inherit(knob, knobs.get(knob.path))
-        return cls(knobs=knobs, groups=groups)
+        return cls(knobs=knobs, groups=groups, nested=frozenset(nested))
 
     def knows(self, path: str) -> bool:
         """Whether the key is declared, holds declared keys, or lies in a mapping with free keys."""
@@ -97,6 +102,15 @@ def _inherit(knob: Knob, earlier: Knob | None) -> Knob:
     if earlier is None or not earlier.has_own_rule or knob.has_own_rule:
         return knob
     return replace(earlier, default=knob.default)
+
+
+def _nested_groups(text: str, package: str) -> Iterator[str]:
+    """Groups that an option's defaults list chooses within the option: no absolute one, none put elsewhere."""
+    for entry in (yaml.safe_load(text) or {}).get("defaults", ()):
+        for key in entry if isinstance(entry, dict) else ():
+            group = key.rpartition(" ")[2]
+            if not group.startswith("/") and "@" not in group:
+                yield f"{package}.{group.replace('/', '.')}"
 
 
 @lru_cache(maxsize=1)
@@ -134,7 +148,14 @@ def _leaves(
 def _knob(path: str, default: Any, comment: str) -> Knob:
     rule, description = _split_comment(comment)
     own = rule or _implied_rule(default)
-    return Knob(path=path, default=default, rule=own, has_own_rule=rule is not None, description=description)
+    return Knob(
+        path=path,
+        default=default,
+        declared=default,
+        rule=own,
+        has_own_rule=rule is not None,
+        description=description,
+    )
 
 
 def _implied_rule(default: Any) -> Rule:

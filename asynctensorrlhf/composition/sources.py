@@ -35,7 +35,8 @@ class Sources:
     """Tokenizer, limits, data and answers of a run.
 
     Attributes:
-        model_path: folder or hub id of the model that the run starts from.
+        model_path: folder or hub id of the model that the run starts from: after a resume, the checkpoint.
+        ref_path: of the frozen reference of KL terms: the model that the run began with, unless another is asked for.
         config: of that model.
         tokenizer: of that model.
         num_token_ids: ids that can be sampled.
@@ -48,6 +49,7 @@ class Sources:
     """
 
     model_path: str
+    ref_path: str
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
     num_token_ids: int
@@ -85,7 +87,10 @@ def load_sources(cfg: DictConfig, checkpoint: Path | None) -> Sources:
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     _check_one_step(cfg, data)
-    return Sources(path, config, tokenizer, num_token_ids, limit, stops, data, reward, answers, heldout_answers)
+    reference = plain_model_folder(str(cfg.model.ref_path or cfg.model.path or tiny_llama_path()), CONVERTED_MODELS)
+    return Sources(
+        path, reference, config, tokenizer, num_token_ids, limit, stops, data, reward, answers, heldout_answers
+    )
 
 
 def _load_model_files(

@@ -6,7 +6,7 @@ Knows how the schema is shown; the text itself is in the comments of conf/*.yaml
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from asynctensorrlhf.composition.errors import show_value
@@ -25,6 +25,8 @@ EXAMPLES = """\
 Examples:
   atrlhf train                                                  the default job: sums on a tiny model
   atrlhf train loss=m2po buffer=versioned buffer.max_staleness=4
+  atrlhf train loss=grpo loss.kl_coef=0.04                      one of the named losses, with KL to a reference
+  atrlhf train loss=ppo loss.proximal=recompute loss/correction=tis    each stage of a loss by itself
   atrlhf train -m loss=ppo,m2po,grpo                            one run, folder and log per job, one table
   atrlhf train experiment=phase1_sync                           the synchronous baseline
   atrlhf train model.path=FOLDER data=jsonl data.path=my.jsonl reward=token_match
@@ -59,21 +61,35 @@ def help_text(app: HydraApp) -> str:
 
 def _group_lines(app: HydraApp, choices: dict[str, str | None]) -> Iterator[str]:
     yield "Groups (* = chosen):"
+    width = 2 + max(map(len, choices))
     for group in sorted(choices):
         options = (f"{option}*" if option == choices[group] else option for option in app.options(group))
-        yield f"  {group:<12}{', '.join(options)}"
+        yield textwrap.fill(
+            f"{group:<{width}}{', '.join(options)}",
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent=" " * (width + 2),
+            break_on_hyphens=False,
+        )
     yield ""
 
 
 def _knob_lines(knobs: list[Knob]) -> Iterator[str]:
     yield "Keys with their defaults:"
-    for group, members in groupby(sorted(knobs, key=lambda knob: "." in knob.path), lambda knob: _group_of(knob)):
+    places = {group: place for place, group in enumerate(dict.fromkeys(map(_group_of, knobs)))}
+    for group, members in groupby(sorted(knobs, key=lambda knob: _place_of(knob, places)), _group_of):
         yield f"  {group or 'run'}"
         for knob in members:
             yield f"    {knob.path}={show_value(knob.default)}"
             about = f"{knob.description} [{knob.rule.text}]" if knob.rule.text else knob.description
             yield textwrap.fill(about, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
     yield ""
+
+
+def _place_of(knob: Knob, places: Mapping[str, int]) -> tuple[bool, int, str]:
+    """The run's own keys first; then the groups in order, each followed by the nodes within it."""
+    group = _group_of(knob)
+    return group != "", places.get(group.partition(".")[0], len(places)), group
 
 
 def _group_of(knob: Knob) -> str:

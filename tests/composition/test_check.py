@@ -47,12 +47,15 @@ BAD_NAMES = [
     ("rollout.num_steps=3", "rollout.num_steps=3: unknown key; did you mean trainer.num_steps?"),
     ("steps=3", "steps=3: unknown key; did you mean trainer.num_steps?"),
     ("+trainer.deep.er=3", "trainer.deep.er=3: unknown key"),
-    ("loss.aggregation=token_mean", "unknown key; must be one of loss.ratio_sq_threshold, loss.clip_eps_low"),
+    ("loss.agregation=token_mean", "loss.agregation=token_mean: unknown key; did you mean loss.aggregation?"),
+    ("loss.zzz=1", "unknown key; must be one of loss.proximal, loss.aggregation"),
+    ("loss.correction=tis", "is a group, whose options are chosen otherwise; use loss/correction=tis"),
+    ("loss/correction=tsi", "loss/correction=tsi: unknown option; must be one of geometric"),
     ("+reference.path=x", "reference.path=x: unknown key"),
     ("+advantage@second=group_relative", "second._target_="),
-    ("loss=ppoo", "loss=ppoo: unknown option; must be one of grpo, m2po, ppo; did you mean ppo?"),
-    ("loss=[ppo,m2po]", "takes one option, of grpo, m2po, ppo"),
-    ("loss=null", "loss=null: must be one of grpo, m2po, ppo"),
+    ("loss=ppoo", "topr; did you mean ppo?"),
+    ("loss=[ppo,m2po]", "takes one option, of aipo, cispo"),
+    ("loss=null", "loss=null: must be one of aipo, cispo"),
     ("~loss", "loss: is missing"),
     ("~trainer.mode", "trainer.mode: is missing; must be one of async, sync"),
     ("experiment=phase1", "did you mean phase1_sync?"),
@@ -152,7 +155,7 @@ def test_a_mask_inside_the_clip_range_is_a_warning() -> None:
 
 def test_a_constant_norm_needs_its_divisor() -> None:
     overrides = ["loss=grpo", "loss.aggregation=seq_mean_token_sum_norm"]
-    assert "loss.loss_scale=null" in complaint(*overrides)
+    assert "loss.loss_scale must be > 0 with loss.aggregation=seq_mean_token_sum_norm" in complaint(*overrides)
     assert plan(*overrides, "loss.loss_scale=6").error is None
 
 

@@ -220,7 +220,7 @@ def test_help_shows_groups_keys_comments_and_rules_of_the_chosen_options(
 ) -> None:
     assert run_jobs(["--help", "loss=ppo"], job) == 0
     text = capsys.readouterr().out
-    assert "grpo, m2po, ppo*" in text
+    assert "opsm, ppo*, reinforce" in text
     assert "loss.dual_clip=null" in text
     assert "Peak learning rate. [float > 0]" in text
     assert "ratio_sq_threshold" not in text

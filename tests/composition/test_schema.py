@@ -1,12 +1,7 @@
-from pathlib import Path
-
 import pytest
 
-from asynctensorrlhf.composition.paths import conf_dir
 from asynctensorrlhf.composition.schema import ConfigFile, Knob, Schema
-
-OBJECT_KEYS = ("_target_", "_partial_")
-GROUP_FILES = sorted(path for path in conf_dir().glob("*/*.yaml") if path.parent.name not in ("experiment", "hydra"))
+from tests.composition.composing import OPTIONS, app, chosen, compose
 
 
 def knobs_of(text: str, package: str = "loss") -> dict[str, Knob]:
@@ -17,10 +12,11 @@ def knobs_of(text: str, package: str = "loss") -> dict[str, Knob]:
     }
 
 
-@pytest.mark.parametrize("path", GROUP_FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_key_of_every_option_has_a_rule_that_its_default_satisfies(path: Path) -> None:
-    knobs = knobs_of(path.read_text(encoding="utf-8"), path.parent.name)
-    own = [knob for knob in knobs.values() if knob.path.rpartition(".")[2] not in OBJECT_KEYS]
+@pytest.mark.parametrize("option", [option for option in OPTIONS if not option.startswith("experiment=")])
+def test_every_key_of_every_option_has_a_rule_that_its_default_satisfies(option: str) -> None:
+    group = option.partition("=")[0].replace("/", ".")
+    knobs = app().schema(chosen(option), compose(*chosen(option))).knobs.values()
+    own = [knob for knob in knobs if knob.path.startswith(f"{group}.") and "._" not in knob.path]
     assert [knob.path for knob in own if not knob.has_own_rule or not knob.description] == []
     given = [knob for knob in own if knob.default != "???" and "${" not in str(knob.default)]
     assert [(knob.path, knob.default) for knob in given if not knob.rule.allows(knob.default)] == []

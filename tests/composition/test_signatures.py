@@ -1,13 +1,13 @@
 """One YAML file is one object: its keys are the arguments that the composition does not give by itself."""
 
 import inspect
-from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
 
-from asynctensorrlhf.composition.paths import conf_dir
+from tests.composition.composing import OPTIONS, chosen, compose
 
 # what the composition passes, by group
 GIVEN = {
@@ -29,12 +29,21 @@ GIVEN = {
     "loss": set(),
     "reward": {"stop_token_ids"},
 }
-FILES = [path for path in sorted(conf_dir().glob("*/*.yaml")) if "_target_" in path.read_text(encoding="utf-8")]
+GROUPS = (*GIVEN, "loss.correction", "advantage.critic")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_keys_are_the_arguments_of_the_target(path: Path):
-    option = yaml.safe_load(path.read_text(encoding="utf-8"))
-    parameters = inspect.signature(get_object(option["_target_"])).parameters.values()
-    named = {parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD}
-    assert option.keys() - {"_target_", "_partial_"} == named - GIVEN[path.parent.name]
+def node_of(cfg: DictConfig, path: str) -> Any:
+    return OmegaConf.select(cfg, path)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_keys_are_the_arguments_of_the_target(option: str) -> None:
+    group = option.partition("=")[0].replace("/", ".")
+    cfg = compose(*chosen(option))
+    for path in GROUPS:
+        node = node_of(cfg, path)
+        if not path.startswith(group) or node is None or "_target_" not in node:
+            continue
+        parameters = inspect.signature(get_object(node["_target_"])).parameters.values()
+        named = {parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD}
+        assert {str(key) for key in node} - {"_target_", "_partial_"} == named - GIVEN.get(path, set())
