@@ -62,6 +62,11 @@ def _fresh_log_ratio(metrics: Metrics) -> float | None:
     return metrics.get("ratio/abs_log_ratio_max") if is_fresh else None
 
 
+def _lost_sample_size(metrics: Metrics) -> float | None:
+    share = metrics.get("ratio/ess_token")
+    return None if share is None or math.isnan(share) else 1.0 - share
+
+
 CHECKS = (
     Check(
         _no_variance,
@@ -103,8 +108,24 @@ CHECKS = (
         _fresh_log_ratio,
         enter=1.0,
         leave=0.5,
-        words="log-ratios of samples that are not stale reach {mean:.1f} nats over the last {steps} steps: "
-        "sampler and trainer disagree about the same weights; look at model.dtype and rollout.temperature",
+        words="ratios far from 1 with 0 staleness: log-ratios reach {mean:.1f} nats over the last {steps} steps; "
+        "the engine and the trainer disagree about the same weights: check rollout.temperature, model.dtype, "
+        "tokenization",
+    ),
+    Check(
+        _metric("mismatch/k3"),
+        enter=0.1,
+        leave=0.05,
+        words="engine mismatch: under the weights that sampled them, tokens differ from what the engine reported by a "
+        "KL of {mean:.2f} nats over the last {steps} measurements (about 0.001 is usual), which no bound on staleness "
+        "cures: check rollout.temperature, model.dtype, tokenization; loss=tis corrects for a small one",
+    ),
+    Check(
+        _lost_sample_size,
+        enter=0.7,
+        leave=0.6,
+        words="the ratios leave {mean:.0%} of the batch without weight over the last {steps} steps (1 - effective "
+        "sample size): few tokens decide the update; lower buffer.max_staleness or optim.lr",
     ),
 )
 

@@ -25,7 +25,12 @@ CONSTANT_REWARD = {"reward/zero_variance_fraction": 1.0, "train/has_signal": 0.0
         ({"ratio/mean": 4.0}, ["4.0 times away from 1", "buffer.max_staleness"]),
         ({"ratio/mean": 0.25}, ["4.0 times away from 1"]),
         ({"ratio/mean": 0.0}, ["times away from 1"]),
-        ({"ratio/abs_log_ratio_max": 2.5, "staleness/max_versions": 0.0}, ["2.5 nats", "sampler and trainer"]),
+        (
+            {"ratio/abs_log_ratio_max": 2.5, "staleness/max_versions": 0.0},
+            ["ratios far from 1 with 0 staleness", "2.5 nats", "temperature", "dtype", "tokenization"],
+        ),
+        ({"mismatch/k3": 0.25}, ["engine mismatch", "0.25 nats", "rollout.temperature"]),
+        ({"ratio/ess_token": 0.2}, ["80% of the batch", "effective sample size"]),
     ],
 )
 def test_trouble_is_told_once_when_the_window_is_full_of_it(trouble, words):
@@ -45,6 +50,9 @@ def test_trouble_is_told_once_when_the_window_is_full_of_it(trouble, words):
         {"ratio/mean": math.nan},
         {"ratio/abs_log_ratio_max": 2.5, "staleness/max_versions": 1.0},
         {"ratio/abs_log_ratio_max": 2.5, "staleness/max_versions": 0.0, "train/num_updates": 2.0},
+        {"mismatch/k3": 0.01},
+        {"ratio/ess_token": 0.5},
+        {"ratio/ess_token": math.nan},
         {"reward/unscored_fraction": 0.1, "train/has_signal": 1.0},
     ],
 )
