@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint .ci/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test test-slow lint type imports check clean
+.PHONY: help setup demo demo-real test test-slow lint type imports check bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ imports: .venv/.dev ## check that imports point one way
 	$(BIN)/lint-imports
 
 check: lint type imports test ## all of lint, type, imports and test
+
+bench: .venv/.runtime ## check the losses against reference vectors, then measure what they cost
+	$(BIN)/python -m asynctensorrlhf.bench.vectors tests/golden/loss_vectors.json
+	$(BIN)/atrlhf bench losses
 
 clean: ## remove .venv, builds and caches; runs under outputs/ stay
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

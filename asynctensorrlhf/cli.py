@@ -76,8 +76,16 @@ def train_job(cfg: DictConfig, run_dir: Path, sweep_job: SweepJob | None) -> dic
     return run(cfg, run_dir, sweep_job)
 
 
+def bench(argv: Sequence[str]) -> int:
+    """Measure something of this machine."""
+    from asynctensorrlhf.bench.command import run
+
+    return run(argv)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "train": ("make a model better: one run, or a sweep with -m", train),
+    "bench": ("measure this machine: a table, and a file of the figures", bench),
 }
 
 
