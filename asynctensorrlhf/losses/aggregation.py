@@ -45,7 +45,7 @@ def aggregate(
     mode: str,
     global_num_tokens: Tensor | float,
     global_num_sequences: Tensor | float,
-    loss_scale: float | None = None,
+    loss_scale: int | float | None = None,
 ) -> Float[Tensor, ""]:
     """This micro-batch's share of the optimizer batch's loss; shares add up.
 
@@ -89,7 +89,7 @@ def at_least_one(count: Tensor | float) -> Tensor | float:
     return count.clamp(min=1) if isinstance(count, Tensor) else max(1.0, count)
 
 
-def check_aggregation(*, aggregation: str, sequences: str, loss_scale: float | None) -> None:
+def check_aggregation(*, aggregation: str, sequences: str, loss_scale: int | float | None) -> None:
     """Refuse unknown names and a scale that is missing, not positive, or would not be read.
 
     Raises:

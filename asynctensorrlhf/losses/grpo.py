@@ -23,7 +23,7 @@ def compute_grpo_loss(
     clip_eps_high: float = 0.2,
     aggregation: str = "seq_mean_token_mean",
     sequences: str = "trained",
-    loss_scale: float | None = None,
+    loss_scale: int | float | None = None,
 ) -> LossOutput:
     """GRPO's loss (arXiv:2402.03300, eq. 3, without its KL term) from the rewards of complete groups.
 

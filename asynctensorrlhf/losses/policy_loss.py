@@ -99,7 +99,7 @@ class PolicyLoss(ABC):
     correction: Correction
     aggregation: str
     sequences: str
-    loss_scale: float | None
+    loss_scale: int | float | None
     kl_coef: float
     kl_estimator: str
     entropy_coef: float

@@ -60,7 +60,7 @@ def compute_ppo_loss(
     dual_clip: float | None = None,
     aggregation: str = "token_mean",
     sequences: str = "trained",
-    loss_scale: float | None = None,
+    loss_scale: int | float | None = None,
 ) -> LossOutput:
     """`PPO` of plain tensors that are the whole batch.
 

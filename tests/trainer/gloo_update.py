@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from asynctensorrlhf.types import TrainBatch
 from tests.policy.tiny import tiny_model
-from tests.trainer.updates import fresh_bench, stale_batch
+from tests.trainer.presets import PRESETS, objective
+from tests.trainer.updates import Bench, make_bench, stale_batch
 
-# With one live group the other rank has no micro-batch to run, and takes part all the same.
-CASES = [("grpo", 4), ("m2po", 4), ("m2po", 1), ("ppo", 1)]
+# every preset, and what no preset switches on
+OBJECTIVES: Mapping[str, tuple[str, ...]] = {
+    **{preset: (preset,) for preset in PRESETS},
+    "loglinear": ("ppo", "loss.proximal=loglinear", "loss/correction=geometric_tis"),
+    "kl": ("grpo", "loss.kl_coef=0.1", "loss.kl_estimator=k3_unbiased", "loss.entropy_coef=0.01"),
+    "gae": ("ppo", "advantage=gae", "advantage.kl_coef=0.1", "advantage.bootstrap_truncated=true"),
+    "batch_std": ("ppo", "advantage.adv_std_level=batch"),
+}
+# with one live group the other rank has no micro-batch to run, and takes part all the same
+CASES = [*((name, 4) for name in OBJECTIVES), ("m2po", 1), ("ppo", 1), ("gae", 1)]
 
 
-def run_case(loss: str, num_live_groups: int) -> dict[str, Any]:
-    """Weights and reports of two steps of two epochs; in the first step silent samples get no forward pass."""
+def bench_of(name: str, **settings: Any) -> Bench:
+    """An update of two epochs of two minibatches, its norm clipped as in the default job."""
+    model = tiny_model("llama")
+    defaults: dict[str, Any] = {"epochs_per_step": 2, "minibatches_per_step": 2, "max_grad_norm": 1.0}
+    settings = {**defaults, "lr": 0.1, "diagnostics_every": 2, "reference": tiny_model("llama", seed=1), **settings}
+    return make_bench(model, **objective(*OBJECTIVES[name]), **settings)
+
+
+def cut_batch(num_live_groups: int = 4) -> TrainBatch:
+    """Uneven lengths, masked rows and tokens, a group without variance; versions up to 3."""
     batch = stale_batch(tiny_model("llama"))
     is_live = batch.prompt_index < num_live_groups
-    batch = replace(batch, advantages=torch.where(is_live[:, None], batch.advantages, 0.0))
-    bench = fresh_bench(loss, micro_batch_tokens=40, epochs_per_step=2, max_grad_norm=0.5, diagnostics_every=2)
-    reports = [bench.update(batch, step=step).metrics for step in (1, 2)]
+    versions = torch.arange(batch.num_samples)[:, None].remainder(4).expand(batch.loss_mask.shape)
+    advantages = torch.where(is_live[:, None], batch.advantages, 0.0)
+    return replace(batch, advantages=advantages, token_versions=torch.where(batch.completion_mask, versions, 0))
+
+
+def run_case(name: str, num_live_groups: int) -> dict[str, Any]:
+    """Weights and reports of two steps; in the first step silent samples get no forward pass."""
+    batch, bench = cut_batch(num_live_groups), bench_of(name, micro_batch_tokens=40)
+    reports = [bench.update(batch, step=step, policy_version=3).metrics for step in (1, 2)]
     return {"weights": bench.weights(), "reports": reports}
 
 

@@ -56,8 +56,8 @@ def test_two_processes_make_the_update_of_one(ranks: list[list[dict[str, Any]]],
     alone, first, second = run_case(*CASES[case]), ranks[0][case], ranks[1][case]
     assert torch.equal(first["weights"], second["weights"])
     assert first["reports"] == second["reports"]
-    torch.testing.assert_close(first["weights"], alone["weights"], rtol=0, atol=2e-5)
+    torch.testing.assert_close(first["weights"], alone["weights"], rtol=0, atol=1e-6)
     for together, single in zip(first["reports"], alone["reports"], strict=True):
         assert together.keys() == single.keys()
         for name in single.keys() - {"train/num_micro_batches"}:
-            assert together[name] == pytest.approx(single[name], rel=1e-3, abs=1e-5), name
+            assert together[name] == pytest.approx(single[name], rel=1e-4, abs=1e-5), name

@@ -69,6 +69,7 @@ def make_bench(
     reference: PreTrainedModel | None = None,
     kl_controller: KLController | None = None,
     optimizer: Optimizer | None = None,
+    lr: float = 1.0,
     temperature: float = 1.0,
     share_prompt: bool = True,
     **changes: Any,
@@ -83,7 +84,7 @@ def make_bench(
     value_head = ValueHead(model.config.hidden_size, seed=0) if "values" in advantage.needs else None
     policy = RecordingPolicy(model=model, value_head=value_head, **common)
     parameters = [*model.parameters(), *(value_head.parameters() if value_head is not None else ())]
-    optimizer = optimizer or SGD(parameters, lr=1.0)
+    optimizer = optimizer or SGD(parameters, lr=lr)
     scheduler = LambdaLR(optimizer, lambda update: 1.0)
     settings: dict[str, Any] = {
         "max_grad_norm": None,

@@ -47,7 +47,7 @@ def average(
     mode: str = "token_mean",
     *,
     sequences: str = "trained",
-    loss_scale: float | None = None,
+    loss_scale: int | float | None = None,
 ) -> Float[Tensor, ""]:
     """`aggregate` over tensors that are the whole batch."""
     num_tokens, num_sequences = count_tokens_and_sequences(mask, sequences)
