@@ -51,7 +51,8 @@ def differences(expected: Mapping[str, Any], results: Results, tolerance: Tolera
     for key, value in expected.items():
         name = f"{path}{key}"
         if key in results:
-            yield from _of_value(name, value, results[key], tolerance, ties if key.startswith(_GRADIENT) else ())
+            is_gradient = key.startswith(_GRADIENT) and key != TIES
+            yield from _of_value(name, value, results[key], tolerance, ties if is_gradient else ())
         elif not isinstance(value, str):
             yield f"{name} is nothing that this vector can tell"
     if isinstance(results, Counts):
@@ -87,7 +88,7 @@ def _is_equal(expected: Any, result: Any, tolerance: Tolerance) -> bool:
         return result is None or (is_number(result) and math.isinf(result))
     if isinstance(expected, bool) or isinstance(result, bool):
         return expected is result
-    return is_number(expected) and is_number(result) and tolerance.allows(result, expected)
+    return is_number(expected) and is_number(result) and tolerance.allows(float(result), float(expected))
 
 
 def _kind(value: Any) -> str:
