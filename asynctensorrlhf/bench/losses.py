@@ -1,6 +1,6 @@
 """`atrlhf bench losses`: what losses, log-probabilities and entropies cost.
 
-Knows the settings and the order of the three measurements; imports what they need when they start.
+Knows the settings and what they may be; imports what measures when it starts.
 """
 
 from __future__ import annotations
@@ -56,42 +56,6 @@ def losses(
     for key, value in counts.items():
         if value < (smallest := 2 if key == "vocabulary_size" else 1):
             raise ConfigError(f"{key}={value}: must be an int >= {smallest}")
-    import torch
+    from asynctensorrlhf.bench import loss_run  # torch: not for a help text
 
-    from asynctensorrlhf.bench import job_share, loss_report, loss_times, machine, score_cost
-
-    on = machine.device_of(device)
-    torch.set_num_threads(num_threads)
-    path = machine.result_path(output_dir)
-    profiles = {
-        "A": {"num_samples": num_samples, "length": length},
-        "B": {"num_samples": long_num_samples, "length": long_length, "vocabulary_size": vocabulary_size},
-    }
-    shipped = loss_times.shipped_losses()
-    result = {
-        "machine": machine.describe(on),
-        "settings": {**counts, "device": str(on), "seed": seed},
-        "profiles": profiles,
-        "losses": {
-            name: loss_times.measure(
-                shipped,
-                num_samples=profile["num_samples"],
-                length=profile["length"],
-                num_pairs=num_pairs,
-                seed=seed,
-                device=on,
-            )
-            for name, profile in profiles.items()
-        },
-        "scores": score_cost.measure(
-            num_positions=(long_num_samples, long_length),
-            vocabulary_size=vocabulary_size,
-            chunk_tokens=chunk_tokens,
-            num_pairs=num_score_pairs,
-            seed=seed,
-            device=on,
-        ),
-        "default_job": job_share.measure(num_pairs=num_job_pairs, seed=seed, device=on),
-    }
-    machine.write_result(path, result)
-    loss_report.show(result, path)
+    loss_run.measure_and_show(counts, output_dir=output_dir, device=device, seed=seed)

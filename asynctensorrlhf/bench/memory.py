@@ -28,14 +28,18 @@ def peak_bytes(action: Callable[[], object], *inputs: torch.Tensor) -> int:
         action()
         peak: int = torch.cuda.max_memory_allocated(device)
         return peak - before
-    live = _LiveBytes(*inputs)
+    live = LiveBytes(*inputs)
     with live:
         action()
     return live.peak
 
 
-class _LiveBytes(TorchDispatchMode):
-    """Counts storages as they are made and dropped."""
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the tensors alive at once during a block, counted as they are made and dropped.
+
+    Args:
+        known: tensors that were there before.
+    """
 
     def __init__(self, *known: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

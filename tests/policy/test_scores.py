@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from asynctensorrlhf.bench.memory import LiveBytes
 from asynctensorrlhf.policy.logprobs import scores_from_logits, token_logprobs
-from tests.policy.live_bytes import LiveBytes
 
 TEMPERATURES = pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 ENTROPY = pytest.mark.parametrize("entropy_gradient", [False, True])
