@@ -7,6 +7,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.10 pyth
 
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint .ci/constraints.txt
+# One test process a core, each test file in one of them; a process has one thread.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-real test test-slow lint type imports check bench clean
@@ -23,10 +25,10 @@ demo-real: .venv/.smollm2 ## the same on a real pre-trained model of 135 M param
 	$(BIN)/atrlhf train experiment=smollm2
 
 test: .venv/.dev ## run the tests
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu"
 
 test-slow: .venv/.dev ## run the slow tests as well
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 
 lint: .venv/.dev ## check style and formatting
 	$(BIN)/ruff check .

@@ -42,8 +42,12 @@ def clipped_value_loss(
     error = (now - target).square()
     per_token, is_clipped = error, torch.zeros_like(loss_mask)
     if clip_eps is not None:
-        clipped_error = (old + (now - old).clamp(-clip_eps, clip_eps) - target).square()
-        per_token, is_clipped = torch.maximum(error, clipped_error), clipped_error > error
+        step = now - old
+        clipped_error = (old + step.clamp(-clip_eps, clip_eps) - target).square()
+        # within the radius both errors are one number, and which is larger only a matter of rounding
+        is_near = step.abs() <= clip_eps
+        per_token = torch.where(is_near, error, torch.maximum(error, clipped_error))
+        is_clipped = ~is_near & (clipped_error > error)
     num_tokens = at_least_one(global_num_tokens)
     loss = 0.5 * per_token.sum() / num_tokens
     clip_fraction = (is_clipped & loss_mask).to(dtype).sum() / num_tokens

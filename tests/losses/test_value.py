@@ -51,6 +51,17 @@ def test_hand_computed_values(value, clip_eps, loss, gradient, clipped):
     assert of(value, clip_eps=clip_eps) == pytest.approx((loss, gradient, clipped), abs=1e-12)
 
 
+def test_rounding_within_the_radius_is_no_clip():
+    generator = torch.Generator().manual_seed(0)
+    old, target = (torch.randn(1, 512, generator=generator) for _ in range(2))
+    values = (old + 0.1 * torch.rand(1, 512, generator=generator)).requires_grad_()
+    mask = torch.ones(1, 512, dtype=torch.bool)
+    output = clipped_value_loss(values, old, target, mask, clip_eps=0.2, global_num_tokens=512.0)
+    output.loss.backward()
+    assert output.metrics["value/clip_fraction"] == 0
+    torch.testing.assert_close(values.grad, (values.detach() - target) / 512)
+
+
 @pytest.mark.parametrize("clip_eps", [None, 0.2])
 @pytest.mark.parametrize("poison", [math.nan, math.inf, 1e30])
 def test_masked_positions_change_no_bit(poison, clip_eps):
