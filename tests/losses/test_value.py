@@ -53,8 +53,8 @@ def test_hand_computed_values(value, clip_eps, loss, gradient, clipped):
 
 def test_rounding_within_the_radius_is_no_clip():
     generator = torch.Generator().manual_seed(0)
-    old, target = (torch.randn(1, 512, generator=generator) for _ in range(2))
-    values = (old + 0.1 * torch.rand(1, 512, generator=generator)).requires_grad_()
+    old, values, target = (0.1 * torch.rand(1, 512, generator=generator) for _ in range(3))
+    values.requires_grad_()
     mask = torch.ones(1, 512, dtype=torch.bool)
     output = clipped_value_loss(values, old, target, mask, clip_eps=0.2, global_num_tokens=512.0)
     output.loss.backward()
